@@ -60,7 +60,7 @@ LINES: dict[str, dict[str, Any]] = {
         "devices.select": [1, 3], "devices.order": "fastest", "launcher.kind": "deepspeed",
     },
     "python -m torch.distributed.launch --nproc_per_node 2 train.py --lr 0.10 'two words'": {
-        "program.kind": "torch", "program.script": "train.py", "program.local_rank": True,
+        "program.kind": "torch", "program.script": "train.py", "program.local_rank": "--local-rank",
         "program.args.lr": ["0.10", "two words"],
         "strategy.kind": "ddp", "nodes.processes_per_node": 2, "launcher.kind": "torchrun",
     },
@@ -157,6 +157,12 @@ DETAILS: dict[str, dict[str, Any]] = {
     "torchrun --nproc_per_node 2 train.py --local_rank='${local_rank}' --x 1": {
         "program.local_rank": True, "program.args.x": "1", "program.args.local_rank": None,
     },
+    "torchrun --nproc_per_node 2 train.py --local-rank='${local_rank}' --x 1": {
+        "program.local_rank": "--local-rank", "program.args.x": "1",
+    },
+    "python -m torch.distributed.launch --use_env --nproc_per_node 2 train.py --x 1": {
+        "program.local_rank": None, "program.args.x": "1",
+    },
     "python main.py --no-cuda --epochs 3": {"program.kind": "torch", "program.args": ["--no-cuda", "--epochs", "3"]},
     "python main.py --optim sgd --gradient_checkpointing": {"program.kind": "torch", "optimizer.name": None},
     "CUDA_VISIBLE_DEVICES=-1 python train.py": {"devices.select": "none"},
@@ -244,6 +250,16 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
 )
 def test_what_the_tool_ignores_or_misreads_is_a_comment(line: str, said: str) -> None:
     assert said in comments(imported(line, FILES))
+
+
+@pytest.mark.torch
+def test_the_local_rank_is_spelled_as_the_installed_torch_spells_it() -> None:
+    from torch.distributed import launch, run
+
+    line = "--nproc_per_node=2 train.py --x 1"
+    *_, words = run.config_from_args(launch.parse_args(line.split()))  # type: ignore[no-untyped-call]
+    asked = settings(imported(f"python -m torch.distributed.launch {line}"))["program.local_rank"]
+    assert words[-3:] == [f"{asked}=${{local_rank}}", "--x", "1"]
 
 
 def test_a_bare_switch_of_fsdp_leaves_the_rest_to_its_defaults() -> None:

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.convert.reading import checked, comments, context, imported, settings
+from tests.convert.reading import checked, comments, context, imported, read, settings
+from trainkit.recipe.schema.launching import program_argv
 
 TRAINER = "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
 SOURCES = {
@@ -67,6 +68,43 @@ def test_a_trainer_that_reads_no_flags_is_not_given_any() -> None:
     text = imported("python train.py --lr 0.1", {"train.py": "from transformers import Trainer, TrainingArguments\n"})
     assert settings(text)["program.kind"] == "torch"
     assert "transformers.Trainer without HfArgumentParser" in comments(text)
+
+
+READS_FILE = f"{TRAINER}args, = HfArgumentParser(TrainingArguments).parse_json_file(path)\n"
+READS_YAML = READS_FILE.replace("json", "yaml")
+READS_BOTH = f"{READS_FILE}args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+JSON = {"output_dir": "out", "do_train": True, "learning_rate": 1e-3, "save_total_limit": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "source", "kind"),
+    [
+        ("python own.py my.json", "import json\n", "torch"),
+        ("python own.py my.json", READS_FILE, "torch"),
+        ("torchrun --nproc_per_node 2 own.py --config my.json", READS_FILE, "torch"),
+        ("accelerate launch --use_fsdp --num_processes 2 own.py --config my.json", READS_FILE, "accelerate"),
+        ("accelerate launch --num_processes 2 own.py my.json", READS_YAML, "accelerate"),
+        ("python own.py my.json", TRAINER.replace("HfArgumentParser, ", ""), "torch"),
+    ],
+)
+def test_a_file_that_only_the_script_reads_stays_its_own_and_nothing_is_said_beside_it(
+    line: str, source: str, kind: str
+) -> None:
+    files = {"own.py": source, "my.json": JSON}
+    text = imported(line, files)
+    resolved = read(text, files)
+    assert resolved.recipe.program.kind == kind, text
+    assert program_argv(resolved.recipe.program.args) == line.partition("own.py ")[2].split()
+    assert "taken apart" not in text
+    assert not {"optimizer.lr", "output.root", "env.ACCELERATE_USE_FSDP"} & settings(text, files).keys()
+
+
+def test_a_file_that_a_script_takes_in_place_of_flags_becomes_these_and_what_it_leaves_open_is_said() -> None:
+    files = {"own.py": READS_BOTH, "my.json": JSON}
+    text = imported("python own.py my.json", files)
+    assert (settings(text, files)["program.kind"], settings(text, files)["optimizer.lr"]) == ("hf", 1e-3)
+    assert "my.json is taken apart" in comments(text)
+    assert "save_total_limit: null there, is left at its default" in comments(text)
 
 
 def test_what_is_asked_for_wins_over_the_source() -> None:

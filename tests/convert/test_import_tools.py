@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.convert.reading import comments, imported, read, settings
+from trainkit.convert.command import starts_program
 from trainkit.errors import UsageError
 from trainkit.recipe.schema.launching import program_argv
 
@@ -108,6 +110,32 @@ def test_fabric_run_sets_the_variables_that_fabric_reads() -> None:
     assert found["env.LT_STRATEGY"] == "ddp"
     assert found["env.LT_PRECISION"] == "16-mixed"
     assert found["env.LT_CLI_USED"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "started", "launcher"),
+    [
+        ("tune run --nproc_per_node 2 lora '--a b'", "tune", ["/usr/bin/env", "tune", "run"], None),
+        ("nohup fairseq-train data-bin", "fairseq-train", ["/usr/bin/env", "fairseq-train", "data-bin"], None),
+        ("composer -n 2 train.py", "composer", ["/usr/bin/env", "composer", "-n", "2", "train.py"], None),
+        (".venv/bin/composer -n 2 train.py", "composer", [".venv/bin/composer"], None),
+        ("torchrun --no_python fairseq-train d", "fairseq-train", ["/usr/bin/env", "fairseq-train", "d"], "torchrun"),
+        ("torchrun --no_python /usr/bin/env x", "x", ["/usr/bin/env", "x"], "torchrun"),
+    ],
+)
+def test_a_console_script_is_a_program_that_is_found_where_a_shell_finds_it(
+    line: str, name: str, started: list[str], launcher: str | None
+) -> None:
+    found = yaml.safe_load(imported(line))
+    program = found["program"]
+    words = [program["script"], *program_argv(program.get("args", []))]
+    assert (found["name"], program["kind"], found.get("launcher", {}).get("kind")) == (name, "torch", launcher)
+    assert words[: len(started)] == started
+
+
+def test_a_console_script_that_is_asked_for_something_else_is_no_program() -> None:
+    assert starts_program(["tune", "run", "lora"])
+    assert not starts_program(["tune", "download", "org/model"])
 
 
 @pytest.mark.parametrize(

@@ -144,22 +144,23 @@ def test_what_cannot_reach_the_program_is_refused(
     assert says in found[key], found
 
 
+@pytest.mark.parametrize(("flag", "asked"), [("--local_rank", True), ("--local-rank", "--local-rank")])
 @pytest.mark.parametrize(
     ("launcher", "processes", "word"),
     [("python", 1, "0"), ("torchrun", 2, "${local_rank}"), ("accelerate", 2, "${local_rank}"), ("accelerate", 1, "0")],
 )
 def test_the_local_rank_is_written_as_the_launcher_fills_it_in(
-    layered: Layered, machine: Machine, launcher: str, processes: int, word: str
+    layered: Layered, machine: Machine, launcher: str, processes: int, word: str, flag: str, asked: bool | str
 ) -> None:
     recipe = {
-        "program": {"local_rank": True, "args": ["--cost", "${local_rank}"]},
+        "program": {"local_rank": asked, "args": ["--cost", "${local_rank}"]},
         "launcher": {"kind": launcher},
         "nodes": {"processes_per_node": processes},
     }
 
     words = [str(each) for each in planned(layered, machine, recipe).commands[0].program]
 
-    assert words[2] == f"--local_rank={word}"
+    assert words[2] == f"{flag}={word}"
     assert words[4] == ("$${local_rank}" if processes > 1 else "${local_rank}")  # the user's own dollar stays a dollar
 
 
@@ -169,7 +170,8 @@ def test_the_deepspeed_launcher_passes_the_local_rank_through_a_shell(
 ) -> None:
     script = tmp_path / "a script.py"
     script.write_text("import sys; print(sys.argv[1:])")
-    recipe = {"program": {"local_rank": True, "args": ["--x", "$HOME a"]}, "launcher": {"kind": "deepspeed"}}
+    program = {"local_rank": "--local-rank", "args": ["--x", "$HOME a"]}
+    recipe = {"program": program, "launcher": {"kind": "deepspeed"}}
     shell, flag, line, name, python, _, *rest = map(str, planned(layered, machine, recipe).commands[0].program)
 
     done = subprocess.run(
@@ -181,7 +183,7 @@ def test_the_deepspeed_launcher_passes_the_local_rank_through_a_shell(
         check=True,
     )
     assert python == "/opt/python"
-    assert done.stdout.strip() == str(["--local_rank=3", "--x", "$HOME a", *rest[-2:]])
+    assert done.stdout.strip() == str(["--local-rank=3", "--x", "$HOME a", *rest[-2:]])
 
 
 def test_a_script_that_configures_the_engine_in_its_code_gets_no_file(layered: Layered, machine: Machine) -> None:

@@ -45,6 +45,7 @@ def test_the_wrapper_is_told_to_look_where_the_recipe_or_the_kind_asks_for_it(
 
     words = [str(word) for word in plan.commands[0].wrapper]
     assert ("--expect" in words) == (promised(plan) is not None) == shown
+    assert ("--prove" in words) == (program.get("verify") is True)
     if shown:
         assert words[words.index("--expect") + 1] == "<run_dir>/expected.json"
         seen_in_all = {"strategy": "ddp", "world_size": 2, "device": "cpu", "dtype": None}

@@ -171,6 +171,15 @@ def test_a_damaged_account_of_a_rank_is_said(layout: RunLayout, account: object)
     assert "In force       as planned, seen in 1 of 2 ranks: ddp, cpu\n" in render_summary(summary, layout.root)
 
 
+@pytest.mark.parametrize("kind", ["torch", "deepspeed", "hf"])
+def test_of_a_program_in_which_nothing_was_seen_it_is_said(layout: RunLayout, kind: str) -> None:
+    summary = ended(layout, kind, verified=True)
+    assert summary["in_force"] == {}
+    said = "In force       not shown: no step of an optimizer of torch was seen\n"
+    assert said in render_summary(summary, layout.root)
+    assert "In force" not in render_summary(ended(layout, kind), layout.root)
+
+
 def test_what_is_known_is_shown() -> None:
     summary = {"wall_seconds": 9.0, "strategy": "ddp", "launcher": "torchrun", "world_size": 2, "global_batch": None}
     assert "Ranks          2 (ddp, torchrun)" in render_summary(summary, Path("run"))

@@ -296,6 +296,31 @@ def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_r
     assert (found["pid"], found["exit_code"], found["not_as_planned"]) == (0, 1, "it is another")
 
 
+@pytest.mark.parametrize(
+    ("account", "code", "proven", "ended", "why"),
+    [
+        ("", 0, "yes", 1, "not shown: no step of an optimizer of torch was seen"),
+        ('{"error": "KeyError: 1"}', 0, "yes", 1, "not shown: KeyError: 1"),
+        ('{"strategy": null}', 0, "yes", 0, ""),
+        ("", 7, "yes", 7, ""),
+        ("", 0, "no", 0, ""),
+    ],
+)
+def test_a_rank_that_has_to_show_what_it_runs_fails_where_nothing_is_seen_and_is_not_started_again(
+    tmp_path: Path, account: str, code: int, proven: str, ended: int, why: str
+) -> None:
+    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
+    expected.write_text("{}")
+    leave = f"mkdir -p {shown.parent}; [ -z '{account}' ] || echo '{account}' > {shown}; exit {code}"
+    words = ("--expect", str(expected), "--prove", proven)
+    assert start(tmp_path, "sh", "-c", leave, words=words).wait(20) == ended
+    assert (record(tmp_path)["exit_code"], record(tmp_path)["not_as_planned"]) == (ended, why)
+    assert why in log(tmp_path, "err")
+    if why:
+        assert start(tmp_path, *python("print('started')"), words=words).wait(20) == 1
+        assert (record(tmp_path)["pid"], record(tmp_path)["not_as_planned"]) == (0, why)
+
+
 @pytest.mark.parametrize("said", ["5", "[1]", '{"a": 1}'])
 def test_a_forged_account_of_a_rank_says_nothing_and_changes_no_exit_code(tmp_path: Path, said: str) -> None:
     expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"

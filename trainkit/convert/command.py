@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from trainkit.convert.tools import TOOLS, unwrap
+from trainkit.convert.tools import CONSOLE_SCRIPTS, ENV, TOOLS, is_console_script, unwrap
 from trainkit.errors import Origin, UsageError
 from trainkit.frameworks.accelerate.program import is_free
 from trainkit.frameworks.base.argv_reader import as_arguments, secret_flags
@@ -18,7 +18,7 @@ from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin, ca
 from trainkit.frameworks.base.foreign_file import SUFFIXES
 from trainkit.frameworks.base.interface import LauncherCommand
 from trainkit.frameworks.containers.importer import ENGINES, read_container, starts_container
-from trainkit.frameworks.hf_trainer.argv_reader import flags_in_file
+from trainkit.frameworks.hf_trainer.argv_reader import as_flags, fields_in_file
 from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, launcher_of
 from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
@@ -81,6 +81,8 @@ def read_command(
     if draft.problems:
         return
     _name_program(draft, command)
+    if not command.python and not command.argv[0].endswith(".py") and "/" not in command.argv[0]:
+        command.argv.insert(0, ENV)
     draft.replicas = command.launcher != "python" and _several(draft, command)
     read_target(draft, context, command.argv, kind, module=command.module)
     _say_local_rank(draft, command)
@@ -108,7 +110,7 @@ def _say_local_rank(draft: Draft, command: LauncherCommand) -> None:
     if command.local_rank and draft.get("program.kind") != "hf":
         reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
         origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
-        draft.set("program.local_rank", True, origin, reason)
+        draft.set("program.local_rank", command.local_rank == "--local_rank" or command.local_rank, origin, reason)
 
 
 def _taken_out(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -146,7 +148,7 @@ def _name_program(draft: Draft, command: LauncherCommand) -> None:
 def starts(word: str) -> bool:
     """Whether a word begins a command that can be read."""
     name = posixpath.basename(word)
-    return name in TOOLS or name in ENGINES or launcher_of(name) is not None
+    return name in TOOLS or name in CONSOLE_SCRIPTS or name in ENGINES or launcher_of(name) is not None
 
 
 def starts_program(words: Sequence[str]) -> bool:
@@ -156,6 +158,8 @@ def starts_program(words: Sequence[str]) -> bool:
         first = next((word for word in words if starts(word)), "")
     if not starts(first):
         return False
+    if posixpath.basename(first) in CONSOLE_SCRIPTS:
+        return is_console_script(words[words.index(first) :])
     if posixpath.basename(first) in ENGINES:
         behind = list(words[words.index(first) :])
         return starts_container(behind) and any(map(starts, behind[2:]))
@@ -172,7 +176,7 @@ def read_target(
 ) -> None:
     """Import a script or module: arguments with a recipe key become settings, and the others stay its own."""
     target = argv[0]
-    words = flags_in_file(draft, context, argv[1:])
+    words, fields = argv[1:], fields_in_file(context, argv[1:])
     origin = argv_origin(target)
     if posixpath.basename(target) == "xla_spawn.py":
         why = "it imports another script and starts that once for each chip, in processes of its own"
@@ -180,13 +184,18 @@ def read_target(
         draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
         return
     otherwise = "accelerate" if draft.get("launcher.kind") == "accelerate" else "torch"
-    detected = DetectedKind(kind) if kind else program_kind(context, (target, *words), otherwise, module=module)
+    detected = DetectedKind(kind) if kind else program_kind(context, argv, otherwise, module=module, told=fields)
     if detected.remark:
         draft.remark(detected.remark)
     reason = f"a script on {PROGRAMS[detected.kind].DETECTION.library}, as {detected.by} tells" if detected.by else ""
-    draft.name = re.sub(r"\.py$", "", posixpath.basename(target))
+    name = argv[1] if target == ENV and argv[1:] else target
+    draft.name = re.sub(r"\.py$", "", posixpath.basename(name))
     draft.set("program.kind", detected.kind, origin, reason)
     draft.set("program.module" if module else "program.script", target, origin)
+    if name != target:
+        draft.reasons["program.script"] = f"finds {name} in PATH, as a shell does"
+    if fields and draft.get("program.kind") == "hf":
+        words = as_flags(draft, argv[1], fields)
     kept = PROGRAMS[draft.get("program.kind")].read(draft, context, words)
     secret = dict.fromkeys(secret_flags(kept))
     for flag in secret:

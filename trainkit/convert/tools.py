@@ -30,6 +30,10 @@ _OF_LLAMAFACTORY = (
     "OPTIM_TORCH",
 )  # fmt: skip
 _ON_CARDS = "--nproc_per_node=gpu"
+# Installed commands that are programs, and start ranks themselves; with the word that makes them train, where they do
+# more (torchtune/_cli/tune.py; setup.py of fairseq and of composer).
+CONSOLE_SCRIPTS: Mapping[str, str] = {"tune": "run", "fairseq-train": "", "fairseq-hydra-train": "", "composer": ""}
+ENV = "/usr/bin/env"  # finds a command in PATH, as a shell does
 
 
 @dataclass
@@ -54,12 +58,21 @@ def unwrap(words: Sequence[str], variables: Mapping[str, str], context: ImportCo
     variables: those in front of the words, and of the text around them.
     """
     tool = posixpath.basename(words[0]) if words else ""
+    if is_console_script(words):
+        what = f"{tool} starts its ranks itself: for trainkit it is one process."
+        return Unwrapped(["python", *([] if "/" in words[0] else [ENV]), *words], remarks=[what], kind="torch")
     if tool not in TOOLS:
         return None
     made = TOOLS[tool](list(words[1:]), variables, context)
     started = " ".join(made.words[: made.words.index("-m") + 2] if "-m" in made.words else made.words[:2])
     made.remarks.insert(0, f"{tool} starts `{started}` itself; trainkit does that in its place.")
     return made
+
+
+def is_console_script(words: Sequence[str]) -> bool:
+    """Whether words start an installed command that trains."""
+    tool = posixpath.basename(words[0]) if words else ""
+    return tool in CONSOLE_SCRIPTS and CONSOLE_SCRIPTS[tool] in ("", *words[1:2])
 
 
 def _llamafactory(words: list[str], variables: Mapping[str, str], context: ImportContext) -> Unwrapped:

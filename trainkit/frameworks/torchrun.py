@@ -45,7 +45,7 @@ COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)")
 REQUIRES: Mapping[str, str] = {"torch": "2.6"}
 UNSUPPORTED = ALWAYS_A_GROUP
 files = environment = nothing  # torchrun sets the rank environment itself
-_LOCAL_RANK = re.compile(r"--local[-_]rank=\$\{local_rank\}")  # which torchrun fills in
+_LOCAL_RANK = re.compile(r"(--local[-_]rank)=\$\{local_rank\}")  # which torchrun fills in
 
 
 def _node_count(value: Any) -> Settings | Unsupported:
@@ -249,9 +249,10 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     # torch.distributed.launch adds --local-rank unless it is given --use_env; torchrun fills in a macro.
     adds = posixpath.basename(argv[0]) == "torch.distributed.launch" and "use_env" not in named
     program = [word.replace("$$", "$") for word in program]
+    asked = [found[1] for found in map(_LOCAL_RANK.fullmatch, program) if found]
     kept = [word for word in program if not _LOCAL_RANK.fullmatch(word)]
     command = LauncherCommand("torchrun", kept, processes, "module" in named, "no_python" not in named)
-    command.local_rank = adds or len(kept) < len(program)
+    command.local_rank = asked[-1] if asked else "--local-rank" if adds else ""
     return command
 
 

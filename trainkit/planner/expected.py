@@ -32,7 +32,12 @@ def wrapper(context: Context) -> tuple[Token, ...]:
     if not is_verified(context):
         return ()
     keys = ("program.verify",) if context.resolved.given("program.verify") else ()
-    return (token("--expect", keys=keys, rule=RULE), token(Variable.RUN_DIR, f"/{EXPECTED}", keys=keys, rule=RULE))
+    proof = ("--prove", "yes") if context.recipe.program.verify is True else ()
+    return (
+        token("--expect", keys=keys, rule=RULE),
+        token(Variable.RUN_DIR, f"/{EXPECTED}", keys=keys, rule=RULE),
+        *(token(word, keys=keys, rule="where nothing is seen, the run fails") for word in proof),
+    )
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:

@@ -5,7 +5,7 @@ A script that is there is the same kind whatever its flags. Programs are read, n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -30,9 +30,17 @@ class DetectedKind:
 
 
 def program_kind(
-    context: ImportContext, argv: Sequence[str], otherwise: str = "torch", *, module: bool = False
+    context: ImportContext,
+    argv: Sequence[str],
+    otherwise: str = "torch",
+    *,
+    module: bool = False,
+    told: Collection[str] = (),
 ) -> DetectedKind:
-    """What kind of program a script or module with these arguments is; `otherwise` where nothing tells."""
+    """What kind of program a script or module with these arguments is; `otherwise` where nothing tells.
+
+    told: what a file in their place says, by the names of flags.
+    """
     path = module_file(context, argv[0]) if module else absolute(argv[0], context.cwd)
     source = read_source(context, path) if path else None
     if source is not None and source.imports:
@@ -44,7 +52,7 @@ def program_kind(
         if otherwise == "accelerate" and not _names([found.by.partition(" in ")[0]], "hf"):
             otherwise = "torch"
         return DetectedKind(otherwise, "", found.remark or _doubt(argv[1:], otherwise))
-    kind, flag = _kind_by_flags(argv)
+    kind, flag = _kind_by_flags(argv, told)
     if kind:
         return DetectedKind(kind, f"--{flag}")
     return DetectedKind(otherwise, "", _doubt(argv[1:], otherwise))
@@ -71,7 +79,7 @@ def _kind_of(context: ImportContext, source: PythonSource, name: str, given: fro
 
 def _further_down(context: ImportContext, known: list[PythonSource]) -> DetectedKind:
     """Some levels down the program's package: Accelerator(); and beside their parser, Trainer's arguments."""
-    parses = {name.rpartition(".")[2] for each in known for name in each.used} & PROGRAMS["hf"].DETECTION.parsers
+    parses = not _unread(PROGRAMS["hf"].DETECTION, (name for each in known for name in each.used))
     for _ in range(LEVELS):
         new = _imported(context, known)
         for kind in ("hf", "accelerate") if parses else ("accelerate", "hf"):
@@ -100,22 +108,29 @@ def _kind_by_names(used: Iterable[str], everywhere: Iterable[str], shown: str) -
     # The registry's order is from the outermost library: Trainer uses the others by itself.
     for kind, program in PROGRAMS.items():
         found = _names(used, kind)
-        parsers = program.DETECTION.parsers
-        if found and parsers and not {name.rpartition(".")[2] for name in everywhere} & parsers:
-            one = min(parsers - {each for each in parsers if each.startswith("--")})
+        if found and (how := _unread(program.DETECTION, everywhere)):
             library = program.DETECTION.library
-            remark = f"{shown} uses {found[0]} without {one}: settings of {library} do not reach it."
+            remark = f"{shown} uses {found[0]} {how}: settings of {library} do not reach it."
             return DetectedKind(by=found[0], remark=remark)
         if found:
             return DetectedKind(kind, found[0])
     return DetectedKind()
 
 
-def _kind_by_flags(argv: Sequence[str]) -> tuple[str, str]:
+def _unread(detection: Detection, used: Iterable[str]) -> str:
+    """How a program takes its settings, where not from its command line; empty where it does."""
+    parsers, names = detection.parsers, {name.rpartition(".")[2] for name in used}
+    if parsers and not names & parsers:
+        return f"without {min(each for each in parsers if not each.startswith('--'))}"
+    of_file = names & detection.of_file
+    return f"with {min(of_file)} alone" if of_file and not names & detection.of_line else ""
+
+
+def _kind_by_flags(argv: Sequence[str], told: Collection[str]) -> tuple[str, str]:
     """The kind and the flag that tells; empty where none does."""
     flags = {each.name: each for each in script_flags(argv[1:]) if each.name}
     for kind, program in PROGRAMS.items():
-        found = sorted(program.DETECTION.flags & flags.keys())
+        found = sorted(program.DETECTION.flags & {*flags, *told})
         # transformers' examples come in pairs: run_glue.py on Trainer, run_glue_no_trainer.py on Accelerator().
         if found and (kind != "hf" or "no_trainer" not in argv[0]):
             return kind, found[0]

@@ -65,8 +65,8 @@ class LauncherCommand:
     """What a launcher's part of a command says besides settings.
 
     processes: on each machine, None where the launcher takes as many as there are cards. argv: from the script on.
-    module, python: whether that is a module, and whether Python runs it. local_rank: whether the launcher puts
-    `--local_rank=N` before the program's arguments.
+    module, python: whether that is a module, and whether Python runs it. local_rank: the flag that the launcher puts
+    before the program's arguments, with the rank on the node; empty for none.
     """
 
     launcher: str
@@ -74,7 +74,7 @@ class LauncherCommand:
     processes: int | None = 1
     module: bool = False
     python: bool = True
-    local_rank: bool = False
+    local_rank: str = ""
 
 
 class Launcher(Protocol):
@@ -133,7 +133,8 @@ class Detection:
 
     library: what it is built on, for people. imports: patterns of that library's names, and parsers: names of which a
     script needs one besides, so that its flags mean something. flags: arguments that only such scripts have. shared:
-    arguments that scripts of other kinds have too, which tell nothing.
+    arguments that scripts of other kinds have too, which tell nothing. of_file, of_line: methods of the parsers; with
+    the first alone it reads no flags.
     """
 
     library: str = ""
@@ -141,6 +142,8 @@ class Detection:
     parsers: frozenset[str] = frozenset()
     flags: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    of_file: frozenset[str] = frozenset()
+    of_line: frozenset[str] = frozenset()
 
 
 class Program(Protocol):

@@ -53,7 +53,8 @@ def argv(context: Context, more: tuple[Token, ...] = (), own: tuple[Token, ...] 
     end = next((place for place, word in enumerate(own) if str(word.text) == "--"), len(own))
     target = _target(context)
     if program.local_rank:
-        target = _with_local_rank(target, launcher.local_rank(context))
+        flag = "--local_rank" if program.local_rank is True else program.local_rank
+        target = _with_local_rank(target, flag, launcher.local_rank(context))
     if program.folder:
         keys, line = ("program.folder",), 'cd "$1" && shift && exec "$@"'
         enter = (token(word, keys=keys, rule=IN_FOLDER) for word in ("/bin/sh", "-c", line, "sh", program.folder))
@@ -64,15 +65,15 @@ def argv(context: Context, more: tuple[Token, ...] = (), own: tuple[Token, ...] 
     return target
 
 
-def _with_local_rank(target: tuple[Token, ...], mark: str) -> tuple[Token, ...]:
+def _with_local_rank(target: tuple[Token, ...], flag: str, mark: str) -> tuple[Token, ...]:
     """The program, with the argument that says the local rank. mark: what the launcher fills in; empty for none."""
     keys = ("program.local_rank",)
     if mark:
-        return (*target, token(f"--local_rank={mark}", keys=keys))
+        return (*target, token(f"{flag}={mark}", keys=keys))
     names = [f"word{place}" for place in range(1, len(target) + 1)]
     taken = " ".join(f"{name}=${place}" for place, name in enumerate(names, 1))
     words = " ".join(f'"${name}"' for name in names)
-    line = f'{taken}; shift {len(names)}; exec {words} --local_rank="$LOCAL_RANK" "$@"'
+    line = f'{taken}; shift {len(names)}; exec {words} {flag}="$LOCAL_RANK" "$@"'
     return (*(token(word, keys=keys, rule=BY_SHELL) for word in ("/bin/sh", "-c", line, "sh")), *target)
 
 

@@ -20,7 +20,8 @@ INSTALLED = ("site-packages", "dist-packages")
 class PythonSource:
     """path: absolute. local: files of the same program.
 
-    used: dotted names of libraries (`transformers.Trainer`), and the flags that stand in the text (`--lr`).
+    used: dotted names of libraries (`transformers.Trainer`), methods that parse (`.parse_args`), and the flags that
+    stand in the text (`--lr`).
 
     imports: whether it imports anything; what imports nothing tells nothing.
     """
@@ -90,7 +91,7 @@ def _walked(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _used(nodes: list[ast.AST]) -> Iterator[str]:
-    """Dotted names of what is imported, or reached through an imported module, and flags."""
+    """Dotted names of what is imported, or reached through an imported module, methods that parse, and flags."""
     modules: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -102,6 +103,8 @@ def _used(nodes: list[ast.AST]) -> Iterator[str]:
             yield node.value
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             yield f"{modules[node.value.id]}.{node.attr}"
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("parse_"):
+            yield f".{node.attr}"
 
 
 def _files(context: ImportContext, path: str, node: ast.Import | ast.ImportFrom) -> Iterator[str]:

@@ -214,7 +214,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
         draft.remark(
             "Hosts and cards that --hostfile and --exclude choose are not known here: set nodes and devices.select."
         )
-    command.local_rank = "no_local_rank" not in named
+    command.local_rank = "" if "no_local_rank" in named else "--local_rank"
     put_settings(draft, FLAGS, used, done | {"include", "num_nodes"})
     return command
 

@@ -138,16 +138,21 @@ def agrees(flag: ScriptFlag, value: Any) -> bool:
     return flag.values == rendered(value)
 
 
-def flags_in_file(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
-    """The arguments, or where they are one JSON file with fields of TrainingArguments, the flags that say the same."""
-    if len(argv) != 1 or not argv[0].endswith(".json"):
-        return list(argv)
+def fields_in_file(context: ImportContext, words: Sequence[str]) -> Mapping[str, Any]:
+    """Where the arguments are one JSON file with fields of TrainingArguments, what it holds."""
+    if len(words) != 1 or not words[0].endswith(".json"):
+        return {}
     try:
-        fields = json.loads(context.files.read(absolute(argv[0], context.cwd)))
+        fields = json.loads(context.files.read(absolute(words[0], context.cwd)))
     except (OSError, ValueError):
-        return list(argv)  # an argument of the script's own
-    if not isinstance(fields, dict) or not MARKS & fields.keys():
-        return list(argv)
-    draft.remark(f"{argv[0]} is taken apart: its values stand here, and reach the script as flags.")
+        return {}  # an argument of the script's own
+    return fields if isinstance(fields, dict) and MARKS & fields.keys() else {}
+
+
+def as_flags(draft: Draft, path: str, fields: Mapping[str, Any]) -> list[str]:
+    """The flags that say what a file holds, for a script on Trainer that would read it in their place."""
+    empty = ", ".join(name for name, each in fields.items() if each is None)
+    left = f"; {empty}: null there, is left at its default" if empty else ""
+    draft.remark(f"{path} is taken apart: its values stand here, and reach the script as flags{left}.")
     values = {name: rendered(list(map(str, each)) if isinstance(each, list) else each) for name, each in fields.items()}
     return [word for name, each in fields.items() if each is not None for word in (f"--{name}", *values[name])]

@@ -44,6 +44,8 @@ DETECTION = Detection(
     frozenset({"HfArgumentParser", "TrlParser"}),  # which make TrainingArguments of a command line
     MARKS,
     SHARED_MARKS,
+    frozenset({"parse_json_file", "parse_yaml_file", "parse_dict"}),
+    frozenset({"parse_args_into_dataclasses", "parse_args_and_config"}),
 )
 # What --hub_strategy pushes with the optimizer's state.
 RESUMABLE = ("checkpoint", "all_checkpoints")

@@ -30,6 +30,8 @@ _HARMLESS = _set(
     " source target input output messages message partition public max min placeholder modifier initializer trigger"
     " class unique instance concept"
 )
+# `data_file_keys`: what may stand between such a word and the one that counts.
+_BETWEEN = _set("file path field name")
 # `num_keys`, `use_auth_token`, `append_concat_token`: how many, or whether.
 _COUNTS = _set("num n nr number use no has add append prepend with without skip is enable disable keep")
 # Whose key or token it is: such a one is never a plain word.
@@ -167,7 +169,8 @@ def is_secret_name(name: str) -> bool:
         return False
     if _says_password(words):
         return True
-    return words[-1] in _WEAK and words[0] not in _COUNTS and not (len(words) > 1 and words[-2] in _HARMLESS)
+    named = [word for word in words[:-1] if word not in _BETWEEN]
+    return words[-1] in _WEAK and words[0] not in _COUNTS and not (named and named[-1] in _HARMLESS)
 
 
 def _says_password(words: Sequence[str]) -> bool:

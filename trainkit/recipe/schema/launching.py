@@ -57,8 +57,10 @@ class Program(Section):
         "`--key value`, `true` a bare `--key`, `false` and `null` nothing, a list `--key a b`.",
         lines=True,
     )
-    local_rank: bool = setting(
-        False, "Also pass `--local_rank=N` to each rank, for scripts that read it there and not in the environment."
+    local_rank: bool | Literal["--local-rank"] = setting(
+        False,
+        "Also pass `--local_rank=N` to each rank, for scripts that read it there and not in the environment; "
+        "`--local-rank` is how torch.distributed.launch spells it since torch 2.0.",
     )
     public: list[str] = setting(
         [],
@@ -73,7 +75,8 @@ class Program(Section):
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "
         "planned, or (`hf`) other numbers in TrainingArguments; `auto` does for programs whose "
-        "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python.",
+        "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python. With `true` a "
+        "run of which nothing is seen has failed.",
     )
 
     def seen(self, path: str) -> str:

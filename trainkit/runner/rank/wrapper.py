@@ -19,13 +19,16 @@ from trainkit.files import make_folder, open_regular, read_record, remove_file
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import (
+    NOT_SHOWN,
     SAYS,
+    UNSEEN,
     Name,
     RankRecord,
     Shown,
     Status,
     last_of,
     log_path,
+    record_path,
     records_path,
     run_of,
     shown_path,
@@ -70,6 +73,7 @@ class Options(NamedTuple):
     node: int = 0  # of several
     cores: str = ""  # which each local rank stays on, as machine/cpu_affinity.py reads them
     stamps: bool = False  # whether the program says how far it is
+    prove: bool = False  # whether the program fails where nothing of it is seen
 
 
 class Wrapper:
@@ -140,7 +144,8 @@ class Wrapper:
             os.makedirs(attempt)  # started by hand
         for folder in dict.fromkeys((os.path.join(attempt, "logs"), ranks, records_path(attempt, self._options.node))):
             make_folder(folder, below=run)
-        self._before = differences(self._shown) if self._options.expected else ""
+        old = read_record(record_path(attempt, self._record), RankRecord, below=run)
+        self._before = differences(self._shown) or (old.not_as_planned if old else "") if self._options.expected else ""
         if not self._before:
             with contextlib.suppress(OSError):  # of this rank before the launcher restarted it
                 remove_file(self._shown, below=run)
@@ -282,7 +287,10 @@ class Wrapper:
             kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
         refusal = next((copier.refusal for copier in self._copiers if copier.lost), "")
-        seen = differences(self._shown) if self._options.expected else ""
+        proven = self._options.prove and self._exit == 0
+        seen = differences(self._shown, proven=proven) if self._options.expected else ""
+        if seen.startswith(NOT_SHOWN):
+            self._copiers[1].write(f"{SAYS}what this rank runs is {seen}\n".encode("utf-8", "surrogateescape"))
         if seen and self._exit == 0:  # a shell script may continue after a part of it that failed
             self._exit = NOT_AS_PLANNED
         return self._end(
@@ -340,10 +348,12 @@ def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str,
     return {**environ, "PYTHONPATH": path, "TRAINKIT_EXPECTED": expected, "TRAINKIT_SHOWN": shown}
 
 
-def differences(shown: str) -> str:
+def differences(shown: str, *, proven: bool = False) -> str:
     """How the program differed from the plan; empty where it did not, or where no optimizer has stepped.
 
-    shown: in an attempt's folder of that name.
+    shown: in an attempt's folder of that name. proven: what has not been seen differs, too.
     """
     found = read_record(shown, Shown, below=run_of(os.path.dirname(os.path.dirname(shown))))
+    if proven and (found is None or found.error):
+        return f"{NOT_SHOWN}{found.error if found else UNSEEN}"
     return "; ".join(found.differences) if found is not None else ""

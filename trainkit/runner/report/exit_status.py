@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainkit.files import publish_or_overwrite
-from trainkit.runner.rundir.records import Pids, RankRecord, status_path
+from trainkit.runner.rundir.records import NOT_SHOWN, Pids, RankRecord, status_path
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import STOP, signal_name
 
@@ -132,7 +132,10 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
         return Verdict(KILLED, "rank", why, rank, signal.SIGKILL)
     record = next(r for r in seen.records if r.rank == rank)
     if record.not_as_planned:
-        return Verdict(record.code, "plan", f"rank {rank} does not run what was planned: {record.not_as_planned}", rank)
+        how = f"rank {rank} does not run what was planned: {record.not_as_planned}"
+        if record.not_as_planned.startswith(NOT_SHOWN):
+            how = f"what rank {rank} runs is {record.not_as_planned}"
+        return Verdict(record.code, "plan", how, rank)
     if record.message and record.pid == 0:
         how = f"could not start: {record.message}"
     else:

@@ -36,8 +36,8 @@ HINTS: dict[int, str] = {
 }
 LOST_NODE = "see whether that machine is up and reachable; nothing on the others failed by itself"
 NOT_AS_PLANNED = (
-    "plan what the program does, or make it do what is planned. Only the first optimizer that steps is looked at: "
-    "where that is not the model's, set program.verify to false"
+    "plan what the program does, or make it do what is planned. Only the first optimizer of torch's that steps is "
+    "looked at: where there is none, or that is not the model's, set program.verify to false"
 )
 
 

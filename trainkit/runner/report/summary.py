@@ -15,13 +15,12 @@ from trainkit.decode import decode
 from trainkit.files import RECORD, parse_json, read_record, read_whole
 from trainkit.plan.model import Plan
 from trainkit.planner.expected import EXPECTED
-from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.own_results import own_results
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.records import PACES, Count, Seconds, read_shown
+from trainkit.runner.rundir.records import NOT_SHOWN, PACES, UNSEEN, Count, Seconds, read_shown
 from trainkit.runner.watch.pace import BY_RANK, stragglers
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
 
@@ -136,8 +135,6 @@ def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
         return {}
     shown = read_shown(str(layout.attempts[-1].root)) if layout.attempts else {}
     ranks = {str(rank): each.as_data() for rank, each in shown.items() if rank < plan.topology.world_size}
-    if not ranks and plan.program.kind not in ON_ACCELERATE:  # which may not train at all
-        return {}
     return {"in_force": ranks if len(ranks) <= MANY else by_ranks(ranks)}
 
 
@@ -243,10 +240,10 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
 def _in_force(seen: Summary, world_size: int) -> str:
     """What was seen to run, where the plan promised to look. seen: the account of each rank, or of several."""
     if not seen:
-        return "not shown: no step of an optimizer of torch was seen"
+        return f"{NOT_SHOWN}{UNSEEN}"
     errors = [account["error"] for account in seen.values() if "error" in account]
     if errors:
-        return f"not shown: {errors[0]}"
+        return f"{NOT_SHOWN}{errors[0]}"
     facts = ("strategy", "device", "dtype")
     found = {", ".join(str(account[name]) for name in facts if account[name]) for account in seen.values()}
     resumed = {f", from step {account['step']}" for account in seen.values() if account.get("step")}

@@ -20,6 +20,8 @@ from trainkit.runner.supervisor.processes import Pid, ProcessId, boot_id, starte
 
 REMOVED = "the run directory was removed while it ran"
 SAYS = "trainkit.runner.rank: "  # what a wrapper's own words begin with
+NOT_SHOWN = "not shown: "  # what follows says why it is not known what a program runs
+UNSEEN = "no step of an optimizer of torch was seen"
 END_BYTES = 1 << 16  # of a launcher's log
 DUMPS, ORDERS = "dumps", "orders"  # folders of an attempt: what hanging ranks were doing; what people ask of a run
 PACES = "paces.json"  # in an attempt: how fast the ranks were
@@ -206,11 +208,15 @@ def run_of(attempt_dir: str) -> str:
     return os.path.dirname(os.path.dirname(attempt_dir))
 
 
+def record_path(attempt_dir: str, record: RankRecord) -> str:
+    """Where the record of a rank is, of whatever start."""
+    return os.path.join(records_path(attempt_dir, record.node), f"rank-{record.rank}.json")
+
+
 def write_record(attempt_dir: str, record: RankRecord) -> None:
     """Put the record in place, whole; that of an ended rank also where the disk is full by now. Raises OSError."""
     write = publish if record.ended is None else publish_or_overwrite
-    path = os.path.join(records_path(attempt_dir, record.node), f"rank-{record.rank}.json")
-    write(path, json.dumps(record._asdict()) + "\n", below=run_of(attempt_dir))
+    write(record_path(attempt_dir, record), json.dumps(record._asdict()) + "\n", below=run_of(attempt_dir))
 
 
 def unwritten(attempt_dir: str, node: int = 0) -> str:
