@@ -253,7 +253,6 @@ def optimizer(name: str) -> Optimizer:
 
 _ANY_CLASS = "name its class by import path, as in optimizer.name: pkg.mod:Class, with optimizer.args"
 _LITTLE_MEMORY = "write adamw_bnb_8bit, adafactor, or the class itself as pkg.mod:Class"
-_OTHER_HARDWARE = "it is for hardware that trainkit does not drive"
 _PROJECTING = ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
 # Names of Trainer's (transformers, training_args.OptimizerNames) that stand for a class: what to write instead.
 _CLASSES: Mapping[str, str] = {
@@ -286,8 +285,8 @@ OTHER_NAMES: Mapping[str, tuple[str, str]] = {
     "adamw_hf": ("transformers' own AdamW was removed in transformers 5; PyTorch's does the same", "write adamw_torch"),
     "adamw": ("which AdamW is meant decides speed and memory", "write adamw_torch or adamw_torch_fused"),
     "multi_tensor": ("PyTorch calls it foreach", "write adamw_torch_foreach"),
-    "adamw_torch_xla": (_OTHER_HARDWARE, "write adamw_torch"),
-    "adamw_torch_npu_fused": (_OTHER_HARDWARE, "write adamw_torch_fused"),
+    "adamw_torch_xla": ("PyTorch's own computes the same on devices.type: xla", "write adamw_torch"),
+    "adamw_torch_npu_fused": ("it is for hardware that trainkit does not drive", "write adamw_torch_fused"),
     "grokadamw": ("it is a class of the package grokadamw", _ANY_CLASS),
     **dict.fromkeys(
         _PROJECTING,

@@ -355,6 +355,13 @@ def test_a_line_without_a_known_launcher_or_program_is_wrong_usage(line: str) ->
         imported(line)
 
 
+@pytest.mark.parametrize(("command", "hint"), [("config", "trainkit config"), ("test", "add launch")])
+def test_a_command_of_accelerate_that_starts_no_program_points_to_what_does_its_work(command: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        imported(f"accelerate {command}")
+    assert hint in caught.value.diagnostics[0].hint
+
+
 @pytest.mark.parametrize(("said", "device"), [("use_cpu: true\n", "cpu"), ("use_cpu: false\n", None)])
 def test_the_cpu_that_a_scripts_own_file_asks_for_is_the_plans(said: str, device: str | None) -> None:
     files = FILES | {"sft.yaml": f"learning_rate: 0.1\n{said}"}

@@ -33,6 +33,15 @@ def test_a_command_line_of_trainer_on_a_tpu_is_one_process_there() -> None:
     assert "one for each card" not in comments(text)
 
 
+def test_a_word_for_yes_is_yes_to_trainer_and_one_for_no_is_refused_which_would_be_yes_too() -> None:
+    line = "python train.py --do_train --fsdp full_shard --fsdp_config f"
+    worded = SPMD | {"xla": "True", "xla_fsdp_v2": "on", "xla_fsdp_grad_ckpt": 1}
+    assert settings(imported(line, {"f": worded}), {"f": worded}) == settings(imported(line, {"f": SPMD}), {"f": SPMD})
+    for name in ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"):
+        with pytest.raises(RecipeError, match=f"{name}: 'False' cannot be taken over"):
+            imported(line, {"f": SPMD | {name: "False"}})
+
+
 @pytest.mark.parametrize("kind", ["XLA", "TPU"])
 def test_a_config_of_accelerate_for_a_tpu_is_one_chip_and_says_what_it_leaves(kind: str) -> None:
     files = {"a.yaml": TPU_FILE.format(kind=kind)}

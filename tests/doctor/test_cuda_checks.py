@@ -213,6 +213,16 @@ def test_a_cuda_home_that_leads_nowhere_is_found(good: Machine) -> None:
     assert result.level == "warning" and "CUDA_HOME picks /nowhere (no toolkit there)" in text_of(result)
 
 
+@pytest.mark.parametrize("cuda", ["12.8", None])
+def test_a_folder_of_ld_library_path_that_is_not_there_is_named(good: Machine, cuda: str | None) -> None:
+    install_torch(good, cuda)
+    there = good.environ["LD_LIBRARY_PATH"]
+    good.environ["LD_LIBRARY_PATH"] = f"/nowhere/lib64:{there}:"
+    result = good.examine("toolkits")
+    assert result.level == "note" and "LD_LIBRARY_PATH names folders that are not there" in text_of(result)
+    assert f"export LD_LIBRARY_PATH={there}  " in text_of(result)
+
+
 @pytest.mark.parametrize("kind", ["script", "link"])
 def test_an_nvcc_outside_of_its_toolkit_is_found(machine: Machine, kind: str) -> None:
     """torch takes the folder above the one on PATH, and follows no links."""
@@ -282,6 +292,7 @@ def test_the_first_compiler_limits_are_those_of_cuda_10(machine: Machine) -> Non
     use(machine, install_toolkit(machine, "10.2"))
     install_gcc(machine, "9.4.0")
     install_gcc(machine, "7.5.0", "-7")
+    assert f"export CC={machine.bin}/gcc-7 CXX={machine.bin}/g++-7" in text_of(machine.examine("host-compiler"))
     install_gcc(machine, "8.4.0", "-8")
     said = text_of(machine.examine("host-compiler"))
     assert "gcc 9.4.0 is too new for CUDA 10.2, which accepts 8 at most" in said

@@ -75,6 +75,18 @@ def test_settings_of_a_version_that_cannot_be_had_are_one_error(layered: Layered
     assert found.hint == "write 2, and leave strategy.forward_prefetch and strategy.use_orig_params out"
 
 
+def test_a_version_that_another_setting_implies_is_not_blamed_for_nobody_wrote_it(
+    solve: Callable[..., Resolved], machine: Machine
+) -> None:
+    files = {"r.yaml": "train: {steps: 1}\n", "fsdp.json": '{"forward_prefetch": true}'}
+    resolved = solve(files, overrides=("--fsdp", "full_shard", "--fsdp_config", "fsdp.json"))
+    with pytest.raises(RecipeError) as caught:
+        build_plan(resolved, machine(packages=PACKAGES))
+    assert [(found.key, found.hint) for found in caught.value.diagnostics] == [
+        ("strategy.forward_prefetch", "leave it out")
+    ]
+
+
 @pytest.mark.parametrize(("said", "count"), [({}, 1), ({"program": {"args": {"use_cpu": True}}}, 0)])
 def test_the_flag_without_which_ranks_on_a_cpu_train_copies_is_named(
     layered: Layered, machine: Machine, said: dict[str, Any], count: int

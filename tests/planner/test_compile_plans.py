@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import pytest
 from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError
 from trainkit.flags.resolve import resolve
-from trainkit.machine.facts import Facts
+from trainkit.machine.facts import Facts, TorchBuild
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Request, Resolved
 
@@ -57,6 +61,31 @@ def test_a_plan_says_what_a_backend_is_here(
     notices = build_plan(layered(recipe), machine(gpus)).plan.notices
     assert [notice.severity for notice in notices] == ([severity] if severity else [])
     assert all(words in notice.what for notice in notices)
+
+
+@pytest.mark.parametrize(("backend", "blocked"), [("another_packages", False), ("aot_ts", True), ("minifier", True)])
+def test_the_backends_that_the_installed_torch_lists_are_those_that_there_are(
+    layered: Layered, machine: Machine, backend: str, blocked: bool
+) -> None:
+    facts = replace(machine(), torch=TorchBuild("2.13.0", backends=("inductor", "another_packages", "minifier")))
+    recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": backend}}}
+    notices = build_plan(layered(recipe), facts).plan.notices
+    assert any(notice.severity == "blocker" and "no compile backend" in notice.what for notice in notices) is blocked
+
+
+@pytest.mark.cli
+def test_a_plan_asks_the_installed_torch_for_a_backend_that_not_every_torch_has(
+    trainkit: Callable[..., subprocess.CompletedProcess[str]], clean_environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    said = "print('a warning')\ndef list_backends(exclude_tags=None): return ['inductor', 'another_packages']\n"
+    (tmp_path / "torch" / "__init__.py").write_text("from . import compiler\n")
+    (tmp_path / "torch" / "compiler.py").write_text(said)
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
+    clean_environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    for backend, blocked in (("another_packages", False), ("aot_ts", True)):
+        done = trainkit("plan", "quickstart", "--torch_compile", "--torch_compile_backend", backend)
+        assert (f"has no compile backend {backend}" in done.stdout) is blocked, done.stderr
 
 
 @pytest.mark.parametrize(("padding", "told"), [("longest", True), ("max_length", False)])

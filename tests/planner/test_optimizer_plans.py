@@ -131,6 +131,9 @@ def test_an_optimizer_is_refused_where_it_cannot_do_its_work(
     [
         (("--optim", "adamw_hf"), "optimizer.name must be adamw_torch, ", "removed in transformers 5", "adamw_torch"),
         (("optimizer.name=galore_adamw",), "optimizer.name must be", "projects the gradients", "adamw_bnb_8bit"),
+        (("--optim", "adamw_torch_xla"), "optimizer.name must be", "on devices.type: xla", "adamw_torch"),
+        (("--optim", "adamw_multi_tensor"), "optimizer.name must be", "calls it foreach", "adamw_torch_foreach"),
+        (("--optim", "adamw_hf_multi_tensor"), "optimizer.name must be", "calls it foreach", "adamw_torch_foreach"),
         (("optimizer.name=adamw_torhc",), "or an import path pkg.mod:Class, not", "", "did you mean adamw_torch?"),
     ],
 )

@@ -46,6 +46,11 @@ def program(layout: RunLayout, kind: str, source: str, *words: str) -> RunLayout
         ("t.py: error: unrecognized arguments: --local-rank=1", "program.local_rank: false"),
         ("t.py: error: unrecognized arguments: --bogus 3", "no such argument (--bogus 3): `trainkit plan` shows"),
         ("are not used by the HfArgumentParser: ['--bogus', '3']", "no such argument ('--bogus', '3')"),
+        (
+            "TypeError: Accelerator.__init__() got an unexpected keyword argument 'fp16'",
+            "Accelerator no longer takes fp16: leave it out, or write mixed_precision='fp16', and say precision: fp16 ",
+        ),
+        ("AttributeError: 'BertModel' object has no attribute 'to_bettertransformer'", "scaled_dot_product_attention"),
         ("AttributeError: partially initialized module 'torch' has no", "a file beside the script may have the name"),
         ("ModuleNotFoundError: No module named 'flash_attn'", "the package that brings flash_attn"),
         ("[rank0]: ModuleNotFoundError: No module named 'own.part'", "the package that brings own.part"),

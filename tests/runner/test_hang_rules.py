@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import selectors
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 
 from trainkit.decode import decode
 from trainkit.files import publish, read_json
+from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir.records import RankRecord
 from trainkit.runner.watch.activity import State
 from trainkit.runner.watch.dumping import Dump, View, _Asked
@@ -20,10 +25,12 @@ from trainkit.runner.watch.judge import Found, describe, judge, own_place
 from trainkit.runner.watch.pace import Pace, stragglers
 from trainkit.runner.watch.question import FEW, STEADY, Joins, Question
 from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
+from trainkit.runner.watch.watch import Watch
 from trainkit.stamps import (
     BACKWARD,
     CHECKPOINT,
     DATA,
+    EVALUATION,
     PACES,
     PAGE,
     PHASES,
@@ -225,6 +232,34 @@ def test_a_rank_is_described_in_a_line() -> None:
     assert describe(Found(1, "tk2", 9, 0.31, BACKWARD, 13, place="t.py:4 in f")) == (
         "rank 1 (tk2, pid 9): backward of step 14 for 0.3 s, it is at t.py:4 in f"
     )
+
+
+@pytest.mark.parametrize(("program", "hangs"), [("while True: pass", False), ("import time; time.sleep(60)", True)])
+def test_an_evaluation_that_computes_is_slow_and_one_that_does_not_hangs_after_the_step_that_is_done(
+    program: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainkit.runner.watch.watch.LOOK_SECONDS", 0.1)
+    (stamps := Stamps(page := bytearray(PAGE))).begin_step(1)
+    stamps.step_done(2)
+    for _ in range(2):
+        stamps.enter(EVALUATION)
+    (tmp_path / "page").write_bytes(page)
+    attempt = tmp_path / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    with (
+        (tmp_path / "page").open("rb") as file,
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", program]) as rank,
+        selectors.DefaultSelector() as selector,
+    ):
+        records = {0: RankRecord(0, 0, "tk1", os.getpid(), pid=rank.pid, stamps=file.fileno())}
+        watch = Watch(Limits(1.0), str(attempt), Control(0, {}, selector, 1.0), lambda *_: 0, 0, "torchrun")
+        until = time.monotonic() + 1.8
+        while time.monotonic() < until:
+            watch.turn(records, [0], ())
+            time.sleep(0.05)
+        rank.kill()
+    assert (attempt / "dumps").exists() is hangs
+    assert describe(Found(0, "tk1", 9, 1.0, EVALUATION, 2)).endswith(": evaluation after step 2 for 1.0 s")
 
 
 # As torch 2.13 wrote it on gloo, without the fields that nobody reads.

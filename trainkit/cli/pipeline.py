@@ -142,8 +142,14 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
         from trainkit.runner.rundir.checkpoints import own_checkpoints
 
         own = own_checkpoints(run, recipe.program.kind)
-    hub = on_hub(resolved)
-    return build_plan(with_described(resolved, hub), facts or probe(), earlier, own, hub)
+    hub, facts = on_hub(resolved), facts or probe()
+    if recipe.efficiency.compile.enabled and facts.torch and not facts.origin:
+        from trainkit.machine.probes.packages import compile_backends
+        from trainkit.planner.advice.compile_backends import EVERYWHERE, backend_in_use
+
+        if backend_in_use(recipe.efficiency.compile.backend) not in EVERYWHERE:
+            facts = replace(facts, torch=replace(facts.torch, backends=compile_backends()))
+    return build_plan(with_described(resolved, hub), facts, earlier, own, hub)
 
 
 def on_hub(resolved: Resolved) -> tuple[Copy, ...]:

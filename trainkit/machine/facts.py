@@ -90,11 +90,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What torch was built for, from its version file. cuda, hip: the toolkit's version, if any."""
+    """What torch was built for, from its version file. cuda, hip: the toolkit's version, if any.
+
+    backends: what it compiles with, as it says itself where a plan depends on it; empty where it was not asked.
+    """
 
     version: str
     cuda: str | None = None
     hip: str | None = None
+    backends: tuple[str, ...] = ()
 
     @property
     def built_for(self) -> str:

@@ -80,6 +80,9 @@ def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnosti
     if resolved.recipe.program.reads_recipe and kind != "builtin":  # it finds them all in the recipe itself
         return
     lost = {key: way(table, key) for key in _lost(resolved, table)}
+    for part, found in list(lost.items()):
+        if found and resolved.given(found.part_of) == resolved.given(part):  # which nobody wrote: the part implies it
+            lost.pop(found.part_of, None)
     for key, found in lost.items():
         if found and found.part_of in lost:
             continue

@@ -42,7 +42,8 @@ NEWEST: Mapping[str, tuple[int, int]] = {
 _GNU = re.compile(r"#if\s+__GNUC__\s*>\s*(\d+)")
 _CLANG = re.compile(r"#if\s+\(__clang_major__\s*>=\s*(\d+)\)")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-OLDEST_SUGGESTED = 9  # torch's headers are C++17; those of a torch for CUDA 10 are C++14
+# torch's headers are C++17; those of a torch for CUDA 10, which takes no newer one than 8, are C++14.
+OLDEST_SUGGESTED, OLDEST_FOR_CUDA_10 = 9, 5
 _WRAPPERS = ("ccache", "sccache")
 
 
@@ -221,7 +222,8 @@ def used_compiler(host: Host) -> tuple[str, Path | None]:
 def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[str, ...]:
     """An older compiler that is here already, else how to get one."""
     plus = {"gcc": "g++", "clang": "clang++"}[kind]
-    for major in range(limit, min(limit, OLDEST_SUGGESTED) - 1, -1):
+    oldest = OLDEST_SUGGESTED if limit >= OLDEST_SUGGESTED else OLDEST_FOR_CUDA_10
+    for major in range(limit, oldest - 1, -1):
         older, older_plus = host.which(f"{kind}-{major}"), host.which(f"{plus}-{major}")
         if older and older_plus and release(ask(host, older)[1]) < (limit + 1,):
             c, cxx, bin_folder = (shlex.quote(str(path)) for path in (older, older_plus, toolkit / "bin"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,19 +30,18 @@ ASK_SECONDS = 5.0
 
 def agreement(host: Host, target: Target) -> list[Finding]:
     """Toolkits that do not answer, settings that disagree or lead nowhere, else the list."""
-    toolkits = find_toolkits(host)
+    toolkits, found = find_toolkits(host), list(_absent(host))
     chosen = picks(host, toolkits)
     if not toolkits and not chosen:
-        return [skipped("no CUDA toolkit is installed")]
+        return found or [skipped("no CUDA toolkit is installed")]
     build = host.facts.torch
     listed = (*(each.label for each in toolkits), *(each.label for each in chosen))
     if build and not build.cuda:
-        return [ok(f"{len(toolkits)} installed; {build.label}, uses none", *listed)]
+        return found or [ok(f"{len(toolkits)} installed; {build.label}, uses none", *listed)]
     newest = next((each for each in reversed(toolkits) if has_headers(each.home)), None)
     right = fitting(toolkits, build.cuda) if build and build.cuda else newest
     fix = exports(host, right) if right else ()
     level = requirement_level(target)
-    found = []
     for toolkit in toolkits:
         if not toolkit.version:
             look = f"{toolkit.root}/bin/nvcc --version      # should print its release"
@@ -60,6 +60,15 @@ def agreement(host: Host, target: Target) -> list[Finding]:
     if len(toolkits) == 1:
         return found or [ok(toolkits[0].label, *listed)]
     return found or [Finding("note", f"{len(toolkits)} toolkits are installed", listed, fix)]
+
+
+def _absent(host: Host) -> Iterator[Finding]:
+    """Folders that programs are told to load from and that are not there. NVIDIA's images name two, so it is a note."""
+    searched = [each for each in host.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if each]
+    if absent := [each for each in searched if not Path(each).is_dir()]:
+        kept = shlex.quote(os.pathsep.join(each for each in searched if each not in absent))
+        fix = f"export LD_LIBRARY_PATH={kept}      # or correct them"
+        yield Finding("note", "LD_LIBRARY_PATH names folders that are not there", tuple(absent), (fix,))
 
 
 def version(host: Host, target: Target) -> Finding:

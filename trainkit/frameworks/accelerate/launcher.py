@@ -192,7 +192,9 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     words = argv[1:]
     if posixpath.basename(argv[0]) == "accelerate":
         if words[:1] != ["launch"]:
-            raise UsageError("accelerate starts programs with `accelerate launch`", hint="add launch behind accelerate")
+            asks = "`trainkit config` asks what is to be run and writes a recipe"
+            hint = asks if words[:1] == ["config"] else "add launch behind accelerate"
+            raise UsageError("accelerate starts programs with `accelerate launch`", hint=hint)
         words = words[1:]
     used, program = parse_flags(draft, "accelerate launch", FLAGS, words, abbreviated=False)
     if draft.problems:

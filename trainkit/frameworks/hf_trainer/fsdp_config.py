@@ -54,6 +54,8 @@ WORDED = (
     *("activation_checkpointing", "cpu_ram_efficient_loading", "reshard_after_forward", "forward_prefetch"),
     *("use_orig_params", "sync_module_states", "limit_all_gathers"),
 )
+# Keys that Trainer asks for their truth: a word for no would be yes to it, and is refused.
+ASKED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")
 MISSPELT = "backward_pos"  # in transformers' documentation, which means backward_post
 
 
@@ -150,6 +152,8 @@ def read_fsdp_config(
 ) -> tuple[list[Assignment], list[Diagnostic]]:
     """Assignments for every key of the file, with positions in it; a key that cannot be brought over is an error."""
     written = {name.removeprefix("fsdp_"): name for name in tree}
+    yes = [written[each] for each in ASKED if each in written and str(tree[written[each]]).strip().lower() in YES]
+    tree = {**tree, **dict.fromkeys(yes, True)}
     if tree.get(written.get("xla", "")) is not True:
         assignments, found = read_settings(tree, _BY_NAME, place, "--fsdp_config")
         return [*_first_version(assignments, written), *assignments], found

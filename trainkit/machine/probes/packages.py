@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,16 @@ def probe_torch(path: Iterable[str] | None = None) -> Mapping[str, TorchBuild | 
             assigned = dict(_ASSIGNED.findall(Path(folder or ".", "torch", "version.py").read_text()))
             return {"torch": TorchBuild(assigned.get("__version__", ""), assigned.get("cuda"), assigned.get("hip"))}
     return {"torch": None}
+
+
+def compile_backends() -> tuple[str, ...]:
+    """What the installed torch lists, other packages' too; empty where it says nothing. Importing it takes seconds."""
+    code = "import torch; print(*torch.compiler.list_backends(exclude_tags=()))"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        argv = (sys.executable, "-P", "-W", "ignore", "-c", code)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        return tuple(done.stdout.splitlines()[-1].split())
+    return ()
 
 
 def distributions(folder: str) -> Iterator[tuple[str, str]]:

@@ -27,9 +27,11 @@ _DEBUG = (
     "pre_dispatch_eager",
     "ts",
 )
-_TRAINING = ("inductor", "cudagraphs", "openxla")
+EVERYWHERE = ("inductor", "cudagraphs")
+_TRAINING = (*EVERYWHERE, "openxla")
 
-# torch's version (major.minor) -> what torch.compiler.list_backends(exclude_tags=()) gives, less its own test devices.
+# torch's version (major.minor) -> what torch.compiler.list_backends(exclude_tags=()) gives, less its own test devices:
+# where the installed torch is not asked, for a plan for another machine or of the backends that every torch has.
 LISTED: Mapping[str, frozenset[str]] = {"2.13": frozenset((*_TRAINING, *_DEBUG, "openxla_eval", "tvm"))}
 
 # Of the listed ones, those that search for compiler bugs by failing.
@@ -77,8 +79,10 @@ def compile_notices(context: Context) -> Iterator[Notice]:
     if asked != used:
         yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}, and {used} replaces it")
     version = ".".join(context.facts.packages.get("torch", "").split("+")[0].split(".")[:2])
-    if version in LISTED and used not in LISTED[version]:
-        known = sorted(name for name in LISTED[version] if refused(KEY, name) is None)
+    listed = context.facts.torch.backends if context.facts.torch else ()
+    runs = [name for name in listed or LISTED.get(version, ()) if not any(word in name for word in NOT_FOR_RUNNING)]
+    if runs and used not in runs:
+        known = sorted(name for name in runs if refused(KEY, name) is None)
         hint = did_you_mean(used, known, f"choose one of {', '.join(known)}")
         yield Notice("blocker", f"torch {version} has no compile backend {used}", hint)
     if used == "cudagraphs" and context.topology.device != "cuda":

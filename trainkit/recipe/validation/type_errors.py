@@ -94,6 +94,8 @@ def refused(key: str, value: object) -> tuple[str, str] | None:
         return None
     if key == "nodes.count" and _RANGE.fullmatch(value):
         return NO_RANGE
+    if key == "optimizer.name" and value.endswith("_multi_tensor"):
+        value = "multi_tensor"
     return _REFUSED.get(key, {}).get(value)
 
 

@@ -32,6 +32,10 @@ TRACES: dict[str, str] = {
     r"unrecognized arguments: .*--local[-_]rank": "program.local_rank: false leaves it out; torchrun and trainkit set "
     "LOCAL_RANK in the environment",
     r"unrecognized arguments: (.*)": rf"the program has no such argument (\1): {_WORDS}",
+    r"Accelerator\.__init__\(\) got an unexpected keyword argument '(fp16|bf16)'": r"Accelerator no longer takes \1: "
+    r"leave it out, or write mixed_precision='\1', and say precision: \1 to trainkit",
+    r"has no attribute '(to|reverse)_bettertransformer'": "transformers no longer has it: leave the call out, "
+    "attention is PyTorch's scaled_dot_product_attention without it (attn_implementation='sdpa')",
     r"not used by the HfArgumentParser: \[(.*)\]": rf"the program has no such argument (\1): {_WORDS}",
     r"partially initialized module '([\w.]+)'": r"a file beside the script may have the name of a module that it, or "
     r"\1, imports: rename it",

@@ -74,7 +74,9 @@ def is_sure(ranks: Collection[Standing]) -> bool:
 
 
 def where(phase: int | None, step: int) -> str:
-    """``backward of step 14``, counted from 1: the step that was being made."""
+    """``backward of step 14``, counted from 1: the step being made; ``evaluation after step 2``, which is done."""
     if phase is None:
         return ""
+    if phase in (CHECKPOINT, EVALUATION):
+        return f"{PHASES[phase]} after step {step}"
     return f"step {step + 1}" if phase == STEPS else f"{PHASES[phase]} of step {step + 1}" if phase else "the start-up"

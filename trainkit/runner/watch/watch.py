@@ -31,7 +31,7 @@ from trainkit.runner.watch.judge import STOPPED, Found, judge
 from trainkit.runner.watch.pace import BY_RANK, Pace, pace_of
 from trainkit.runner.watch.question import Joins, Question, order
 from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Standing, is_sure, stalled
-from trainkit.stamps import CHECKPOINT, START, STEPS, read_paces, read_page
+from trainkit.stamps import CHECKPOINT, EVALUATION, START, STEPS, read_paces, read_page
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 12.0  # for the dumps of the other nodes
@@ -144,7 +144,7 @@ class Watch:
             return Standing(rank, self._moved[rank])
         steps = [each[0] for each in read_paces(data)]
         standing = Standing(rank, max(self._since, page.at), page.phase, page.longest, steps)
-        if page.phase in (START, STEPS, CHECKPOINT):
+        if page.phase in (START, STEPS, CHECKPOINT, EVALUATION):
             joins = self._joins[rank]
             joins.see(page.joined, now)
             order(view.record.opened(view.record.orders), "")
