@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -39,6 +40,12 @@ class MemoryFiles:
         """Whether the dictionary has the path, or one below it."""
         wanted = posixpath.normpath(path)
         return any(each == wanted or each.startswith(f"{wanted}/") for each in self._contents)
+
+    def holds(self, folder: str, pattern: str) -> bool:
+        """Whether a path below the folder matches; True of what is no folder."""
+        top = f"{posixpath.normpath(folder)}/"
+        below = [each.removeprefix(top) for each in self._contents if each.startswith(top)]
+        return not below or any(fnmatch(each, pattern.removeprefix("**/")) for each in below)
 
     def shipped(self) -> Mapping[str, str]:
         """The names given at construction."""

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from trainkit import __version__
+from trainkit.cli.disk import Disk
 from trainkit.cli.line import split_line
 from trainkit.plan.serialize import plan_from_json, plan_to_json
 
@@ -255,20 +256,35 @@ def test_plan_exits_4_when_this_machine_cannot_run_it_and_still_shows_it(trainki
     ("override", "words"),
     [
         ("data.path=[corpus.txt, gone.txt]", "data.path gone.txt does not exist on this machine"),
+        ("data.path=[corpus.txt, empty]", "data.path empty holds no file that '**/*.py' matches"),
         ("checkpoint.resume=gone/step-00000001", "checkpoint.resume gone/step-00000001 does not exist on this machine"),
     ],
 )
 def test_data_and_checkpoints_that_are_not_there_block_a_run_before_it_starts(
     trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path, override: str, words: str
 ) -> None:
+    (tmp_path / "empty").mkdir()
     assert trainkit("check", "tiny.yaml", override).returncode == 0  # another machine may have them
     planned = trainkit("plan", "tiny.yaml", override)
     assert planned.returncode == 4
     assert f"blocker: {words}" in planned.stdout
+    where = f"it would be {tmp_path}/gone.txt; check data.path, from the working folder"
+    assert (where in " ".join(planned.stdout.split())) == ("gone.txt" in override)
     done = trainkit("run", "tiny.yaml", override)
     assert done.returncode == 4
     assert words in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "holds"),
+    [("**/*.py", True), ("*.py", False), ("**", False), ("", False), ("/x", False), ("**x", False)],
+)
+def test_a_folder_holds_what_the_trainer_would_find_in_it(tmp_path: Path, pattern: str, holds: bool) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.py").touch()
+    assert Disk().holds(str(tmp_path), pattern) is holds
+    assert Disk().holds(str(tmp_path / "deep" / "a.py"), pattern)  # which is no folder
 
 
 def test_run_refuses_what_this_machine_cannot_run_before_anything_starts(
@@ -460,6 +476,13 @@ def test_cp_copies_a_recipe_that_then_runs_from_where_it_is(trainkit: Trainkit, 
     assert trainkit("cp", "--force", "quickstart", "mine.yaml").returncode == 0
     assert trainkit("cp", "quikstart").returncode == 2
     assert "quickstart" in trainkit("cp", "quikstart").stderr
+
+
+@pytest.mark.parametrize(("file", "name"), [("my-run.yaml", "my-run"), ("2024.yaml", '"2024"'), ("./", "quickstart")])
+def test_a_copied_recipe_has_the_name_of_its_new_file(trainkit: Trainkit, tmp_path: Path, file: str, name: str) -> None:
+    done = trainkit("cp", "quickstart", file)
+    assert f"\nname: {name}\n" in (tmp_path / done.stdout.strip()).read_text()
+    assert trainkit("check", done.stdout.strip()).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["quickstart", "strategy/fsdp"])

@@ -106,6 +106,20 @@ def test_a_wrong_extends_is_an_error_at_its_place(refuse: Refuse, text: str, pla
     assert hint in error.hint
 
 
+def test_a_shipped_recipe_is_extended_by_the_name_by_which_run_finds_it() -> None:
+    shipped = {"recipes/quick": "/s/recipes/quick.yaml", "recipes/fsdp": "/s/r.yaml", "strategy/fsdp": "/s/p.yaml"}
+    texts = {"/w/r.yaml": "extends: quick\n", "/s/recipes/quick.yaml": SHORT, "/w/both.yaml": "extends: fsdp\n"}
+    files = MemoryFiles(texts, shipped)
+    origin = resolve(Request("r.yaml", "/w"), files).origin("train.steps")
+    assert origin is not None
+    assert origin.layer == "shipped quick"
+    with pytest.raises(RecipeError) as caught:
+        resolve(Request("both.yaml", "/w"), files)
+    (error,) = caught.value.diagnostics
+    assert error.hint == "did you mean strategy/fsdp, or recipes/fsdp?"
+    assert "among what `trainkit ls` lists, and in no folder" in error.why
+
+
 def test_a_chain_of_too_many_files_is_refused(refuse: Refuse) -> None:
     files = {f"f{n}.yaml": f"extends: f{n + 1}.yaml\n" for n in range(60)} | {"r.yaml": "extends: f0.yaml\n" + SHORT}
     (error,) = refuse(files)

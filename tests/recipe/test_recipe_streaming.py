@@ -39,6 +39,27 @@ def test_what_does_not_go_together_is_refused(text: str, what: str, refuse: Call
     assert any(what in each.what for each in found), [each.what for each in found]
 
 
+def test_all_that_does_not_go_together_is_said_at_once(refuse: Callable[..., list[Diagnostic]]) -> None:
+    found = refuse(
+        "version: 1\nmodel: {kind: gpt, hidden_size: 10, heads: 4, moe: {experts: 1, every: 9}}\ndata:\n"
+        "  {kind: jsonl, path: b, mix: [{path: a, split: x}], prompt_prefix: p, workers: 0, prefetch_factor: 2, "
+        "shuffle_buffer: -1}\n"
+    )
+    said = "; ".join(each.what for each in found)
+    for what in (
+        "mix requires streaming: true",
+        "data.streaming requires train.steps",
+        "path and mix each name the data",
+        "split in mix is for kind: dataset",
+        "prompt_prefix goes before a prompt",
+        "prefetch_factor 2 is for loader processes",
+        "data.shuffle_buffer must be a whole number",
+        "top_k 2 is more than there are experts",
+        "hidden_size 10 is not divisible by heads 4",
+    ):
+        assert said.count(what) == 1, said
+
+
 @pytest.mark.parametrize(
     ("source", "what", "column", "hint"),
     [

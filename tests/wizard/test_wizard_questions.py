@@ -350,7 +350,7 @@ def test_a_machine_without_probes_still_asks(machine: Machine, start: Start) -> 
 def test_the_kind_of_data_follows_from_its_name(
     machine: Machine, start: Start, tmp_path: Path, typed: str, sets: dict[str, str]
 ) -> None:
-    for name in ("notes.txt", "rows.jsonl", "ids.npy", "corpus/a", "saved/state.json"):
+    for name in ("notes.txt", "a.md", "rows.jsonl", "ids.npy", "corpus/a.md", "saved/state.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     session, _ = to(start(machine(1)), "data")

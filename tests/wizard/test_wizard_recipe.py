@@ -47,6 +47,7 @@ def test_the_recipe_says_what_was_answered(
     machine: Machine, start: Start, tmp_path: Path, count: int, typed: dict[str, str]
 ) -> None:
     (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").touch()
     session, _ = answered(start(machine(count)), **typed)
     text, resolved = written(session, tmp_path)
     for key, value in session.view.chosen.items():

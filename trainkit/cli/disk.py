@@ -37,6 +37,14 @@ class Disk:
         # False, and no error, for a closed folder, a name that is too long, a NUL byte in it.
         return os.path.exists(path)  # noqa: PTH110
 
+    def holds(self, folder: str, pattern: str) -> bool:
+        """Whether a file in the folder matches, as the trainer looks for them; True of what is no folder."""
+        root = Path(folder)
+        try:
+            return not root.is_dir() or any(each.is_file() for each in root.glob(pattern))
+        except (OSError, ValueError, NotImplementedError):  # what may not be read; no pattern; an absolute one
+            return False
+
     @cache  # noqa: B019 - there is one for each command
     def shipped(self) -> Mapping[str, str]:
         """Presets as ``strategy/fsdp``, recipes as ``recipes/quickstart``."""

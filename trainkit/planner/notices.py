@@ -28,8 +28,9 @@ from trainkit.planner.numa import core_notices
 from trainkit.planner.pushing import notices as push_notices
 from trainkit.planner.quantized import kept_inputs
 from trainkit.planner.requirements import doubtful_releases, missing_packages
+from trainkit.recipe.layers.paths import absolute
 from trainkit.recipe.repository import meant
-from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm, TextData
 from trainkit.recipe.schema.fields import tagged_sections
 from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
@@ -40,6 +41,7 @@ PATHS: dict[str, tuple[str, bool]] = {
     "program.folder": ("check the path; it starts from the working folder", True),
     "program.args.config": ("check the path behind --config; it starts from the working folder", True),
     "data.path": ("check data.path, from the working folder; names of the Hub are for data.kind: dataset", True),
+    "data.include": ("name the files in data.include, as '**/*.txt'", True),
     "data.mix": (
         "check its paths, from the working folder; names of the Hub are for data.kind: dataset, one in each path",
         True,
@@ -77,9 +79,13 @@ def _absent_paths(context: Context) -> Iterator[Notice]:
             for path in context.resolved.absent.get(key, ()):
                 if mapped(context, path):
                     continue
-                named = meant(path) if key in NAMED else ""
-                write = f"for the repository of the Hub write {named}; a revision has a setting of its own"
-                yield Notice("blocker", f"{key} {path} does not exist on this machine", write if named else hint)
+                what, where = f"{key} {path} does not exist on this machine", absolute(path, context.resolved.folder)
+                remedy = hint if where == path else f"it would be {where}; {hint}"
+                if key == "data.include" and isinstance(context.recipe.data, TextData):
+                    what, remedy = f"data.path {path} holds no file that {context.recipe.data.include!r} matches", hint
+                elif named := meant(path) if key in NAMED else "":
+                    remedy = f"for the repository of the Hub write {named}; a revision has a setting of its own"
+                yield Notice("blocker", what, remedy)
 
 
 def _rendezvous(context: Context) -> Iterator[Notice]:

@@ -64,11 +64,12 @@ def cp(
     destination: Annotated[str, Argument(help="File or folder (`new/` is made); default: here.")] = ".",
     force: Force = False,
 ) -> None:
-    """Copy a shipped recipe, preset or machine, to edit it.
+    """Copy a shipped recipe, preset or machine, to edit it. A recipe's name becomes that of its new file.
 
     Example: trainkit cp quickstart my-run.yaml
     """
     from trainkit.cli.machines import profiles
+    from trainkit.recipe.yaml.writer import recipe_name, scalar
 
     shipped = Disk().shipped()
     machines = {f"{MACHINES}/{stem}": str(path) for stem, path in profiles().items()}
@@ -85,6 +86,8 @@ def cp(
     # With the modeline of this installation: a copy elsewhere is as far from the schema as it may be.
     lines = [line for line in source.read_text(encoding="utf-8").splitlines(keepends=True) if MODELINE not in line]
     text = "".join(lines) if name in machines else f"{modeline()}\n{''.join(lines)}"
+    if f"recipes/{source.stem}" in shipped and target.stem != source.stem:
+        text = text.replace(f"\nname: {source.stem}\n", f"\nname: {scalar(recipe_name(target.stem))}\n")
     if is_there(target) and not force:
         raise UsageError(f"{target} exists", hint="give another name, or --force to replace it")
     write_file(target, text, "give another destination")

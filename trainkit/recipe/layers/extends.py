@@ -168,8 +168,12 @@ class Sources:
             shown = seen_from(self.cwd, path)
             return _Source(path, shown, f"file {shown}")
         close = _meant(name, shipped) or nearest(word, shipped)
-        listed = "start a path with ./ or end it with .yaml; `trainkit ls` lists the presets"
-        return _problem(mark, f"there is no preset {word!r}"[:200], f"did you mean {close}?" if close else listed)
+        if close == f"recipes/{word}":  # by the name by which `run` finds it, where no preset has it too
+            return _Source(shipped[close], f"{word}.yaml", f"shipped {word}")
+        listed = "start a path with ./ or end it with .yaml"
+        close = f"{close}, or recipes/{word}" if f"recipes/{word}" in shipped else close
+        why = "it was looked for among what `trainkit ls` lists, and in no folder of yours"
+        return _problem(mark, f"there is no preset {word!r}"[:200], f"did you mean {close}?" if close else listed, why)
 
 
 def _other_file(word: str, mark: Mark) -> Problem | None:

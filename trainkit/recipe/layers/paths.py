@@ -12,7 +12,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layers.layer import ARGUMENTS, page
 from trainkit.recipe.layers.merge import Merge
 from trainkit.recipe.resolved import Attachment, Entry
-from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.schema import HfModel, Recipe, TextData
 from trainkit.recipe.schema.data import mixed_paths
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.schema.launching import program_argv
@@ -39,6 +39,9 @@ class Files(Protocol):
     def exists(self, path: str) -> bool:
         """Whether there is a file at the path."""
 
+    def holds(self, folder: str, pattern: str) -> bool:
+        """Whether a file in the folder, if it is one, has a path that a glob pattern matches."""
+
     def shipped(self) -> Mapping[str, str]:
         """Path of each shipped preset and recipe by name (``strategy/fsdp``, ``recipes/quickstart``)."""
 
@@ -58,6 +61,10 @@ class Overlay:
     def exists(self, path: str) -> bool:
         """Whether there is a file, or will be."""
         return path in self.written or path in self.there or self.below.exists(path)
+
+    def holds(self, folder: str, pattern: str) -> bool:
+        """As of the files below."""
+        return self.below.holds(folder, pattern)
 
     def shipped(self) -> Mapping[str, str]:
         """The shipped files by name."""
@@ -160,7 +167,10 @@ def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
 
 
 def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
-    """The paths without a file that the run will read, by setting. absolute: from the working folder."""
+    """The paths without a file that the run will read, by setting. absolute: from the working folder.
+
+    Of `data.include` the folders that hold no file of the pattern.
+    """
     resume = recipe.checkpoint.resume
     program = recipe.program
     named: dict[str, str | list[str] | None] = {"checkpoint.resume": resume, "program.folder": program.folder}
@@ -180,4 +190,9 @@ def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
         for path in value if isinstance(value, list) else [value]:
             if path is not None and (key, path) not in NO_PATHS and not files.exists(absolute(path)):
                 absent.setdefault(key, []).append(path)
+    if recipe.program.kind == "builtin" and isinstance(data := recipe.data, TextData):
+        folders = [data.path] if isinstance(data.path, str) else data.path
+        for each in folders:
+            if ("data.path", each) not in NO_PATHS and not files.holds(absolute(each), data.include):
+                absent.setdefault("data.include", []).append(each)
     return {key: tuple(paths) for key, paths in absent.items()}

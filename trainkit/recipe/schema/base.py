@@ -1,6 +1,7 @@
 """How a recipe section and its settings are declared: once, with everything that is derived from the declaration."""
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
@@ -33,6 +34,16 @@ class Section(BaseModel):
     @classmethod
     def _expand(cls, value: Any) -> Any:
         return {cls.short_form: value} if cls.short_form and isinstance(value, (str, int, float)) else value
+
+    def _contradictions(self) -> Iterator[str]:
+        """What several settings say against one another, a line each."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if found := "\n".join(self._contradictions()):
+            raise ValueError(found)
+        return self
 
 
 def section(model: type[Section], description: str) -> Any:

@@ -1,9 +1,10 @@
 """The container section: a tagged union on `kind`, one class for each engine that starts an image."""
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainkit.recipe.schema.base import Section, setting
 
@@ -47,16 +48,12 @@ class Image(Section):
         [], "Further words for the engine, in front of the image; not those that trainkit sets."
     )
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if not self.image:
-            raise ValueError("image must name the image")
+            yield "image must name the image"
         for each in self.mounts:
             if not MOUNT.fullmatch(each):
-                raise ValueError(
-                    f"mounts has {each}, which is not /FOLDER/HERE:/FOLDER/INSIDE, with :ro behind it or not"
-                )
-        return self
+                yield f"mounts has {each}, which is not /FOLDER/HERE:/FOLDER/INSIDE, with :ro behind it or not"
 
 
 class _Docker(Image):

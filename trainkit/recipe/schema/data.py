@@ -1,8 +1,9 @@
 """The data section: a tagged union on `kind`, one class per source of samples."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainkit.recipe.schema.base import Count, ImportPath, Section, setting
 from trainkit.recipe.schema.launching import Scalar
@@ -47,14 +48,12 @@ class _Loaded(Section):
     )
     pin_memory: bool = setting(True, "Page-locked host memory for faster copies to CUDA.", flag="dataloader_pin_memory")
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         name, what = self.required
         if name and not getattr(self, name) and not getattr(self, "mix", None):
-            raise ValueError(f"{name} must name {what}")
+            yield f"{name} must name {what}"
         if self.prefetch_factor is not None and not self.workers:
-            raise ValueError(f"prefetch_factor {self.prefetch_factor} is for loader processes, and workers is 0")
-        return self
+            yield f"prefetch_factor {self.prefetch_factor} is for loader processes, and workers is 0"
 
 
 class TextData(_Loaded):
@@ -88,11 +87,10 @@ class RandomData(_Loaded):
     )
     target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
 
-    @model_validator(mode="after")
-    def _range(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.low >= self.high:
-            raise ValueError(f"no token id is at least low {self.low} and below high {self.high}")
-        return self
+            yield f"no token id is at least low {self.low} and below high {self.high}"
 
 
 class TokensData(_Loaded):
@@ -107,13 +105,12 @@ class TokensData(_Loaded):
     )
     validation_fraction: float = setting(0.05, "Share of the file held out for evaluation, from its end.", gt=0, lt=1)
 
-    @model_validator(mode="after")
-    def _format_is_known(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.path.endswith(".npy") and self.dtype:
-            raise ValueError(f"dtype {self.dtype} is for raw files, and a .npy file says its own")
+            yield f"dtype {self.dtype} is for raw files, and a .npy file says its own"
         if not self.path.endswith(".npy") and not self.dtype:
-            raise ValueError(f"dtype must say how the numbers in {self.path} are written, for its name is not *.npy")
-        return self
+            yield f"dtype must say how the numbers in {self.path} are written, for its name is not *.npy"
 
 
 class Mixed(Section):
@@ -126,11 +123,9 @@ class Mixed(Section):
     revision: str | None = setting(None, "As `data.revision`, for a `path` on the Hub.", min_length=1)
     subset: str | None = setting(None, "As `data.subset`.", min_length=1)
 
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if not self.path:
-            raise ValueError("path must name the data of each source of mix")
-        return self
+            yield "path must name the data of each source of mix"
 
 
 class _Rows(_Loaded):
@@ -209,63 +204,57 @@ class _Rows(_Loaded):
         ge=1,
     )
 
-    @model_validator(mode="after")
-    def _mix_fits(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.mix and not self.streaming:
-            raise ValueError("mix requires streaming: true")
+            yield "mix requires streaming: true"
         if self.mix and getattr(self, "path", None):
-            raise ValueError("path and mix each name the data: keep one")
+            yield "path and mix each name the data: keep one"
         if self.mix and not sum(each.weight for each in self.mix):
-            raise ValueError("the weights in mix sum to 0: at least one must be above")
-        return self
-
-    @model_validator(mode="after")
-    def _fields_fit(self) -> Self:
+            yield "the weights in mix sum to 0: at least one must be above"
         whole = {"messages_field": self.messages_field, "tokens_field": self.tokens_field}
         given = [name for name, value in whole.items() if value]
         if self.field != "text":
             given.append("field")
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are each the whole of a sample: keep one")
+            yield f"{' and '.join(given)} are each the whole of a sample: keep one"
         if given and given != ["field"] and self.prompt_field:
-            raise ValueError(f"prompt_field goes before a text, and {given[0]} is none")
+            yield f"prompt_field goes before a text, and {given[0]} is none"
         if self.prompt_prefix and not self.prompt_field:
-            raise ValueError("prompt_prefix goes before a prompt: it requires prompt_field")
+            yield "prompt_prefix goes before a prompt: it requires prompt_field"
         if self.messages_field and not self.tokenizer:
-            raise ValueError("messages_field needs the chat template of a tokenizer: name its folder in tokenizer")
+            yield "messages_field needs the chat template of a tokenizer: name its folder in tokenizer"
         if self.targets_field and not self.tokens_field:
-            raise ValueError("targets_field requires tokens_field")
+            yield "targets_field requires tokens_field"
         if self.labels and not self.label_field:
-            raise ValueError("labels requires label_field, whose values they name")
+            yield "labels requires label_field, whose values they name"
         if self.label_field and (self.prompt_field or self.messages_field or self.targets_field):
-            raise ValueError("label_field labels a text or its token ids: it goes with field or tokens_field alone")
+            yield "label_field labels a text or its token ids: it goes with field or tokens_field alone"
         if (self.messages_field or self.tokens_field) and any(each.field for each in self.mix):
-            raise ValueError("field in mix is for texts, and messages_field or tokens_field is given")
-        return self
+            yield "field in mix is for texts, and messages_field or tokens_field is given"
 
 
 class JsonlData(_Rows):
     """Rows in JSON lines: texts, prompts with answers, chats, or labelled texts. Held in memory, unless streamed."""
 
-    required = ("path", "a file of JSON lines")
+    required = ("path", "a file of JSON lines, or mix several")
 
     kind: Literal["jsonl"] = setting("jsonl", "Rows in JSON lines: texts, prompts with answers, chats, labelled texts.")
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "", "A file with an object in each line, or a list of such files, from the working folder."
     )
 
-    @model_validator(mode="after")
-    def _files_have_no_splits(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         for name in ("split", "subset", "revision"):
             if any(getattr(each, name) for each in self.mix):
-                raise ValueError(f"{name} in mix is for kind: dataset, and files of JSON lines have none")
-        return self
+                yield f"{name} in mix is for kind: dataset, and files of JSON lines have none"
 
 
 class DatasetData(_Rows):
     """A Hugging Face data set, in a local folder or on the Hub. Held in memory as tokens, unless it is streamed."""
 
-    required = ("path", "the folder of the data set")
+    required = ("path", "the folder of the data set, or mix several")
 
     kind: Literal["dataset"] = setting("dataset", "A Hugging Face data set in a local folder, or on the Hub.")
     path: str = setting(
@@ -285,12 +274,11 @@ class DatasetData(_Rows):
         min_length=1,
     )
 
-    @model_validator(mode="after")
-    def _sources_have_their_own(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         for name in ("split", "subset", "revision"):
             if self.mix and getattr(self, name):
-                raise ValueError(f"{name} is each source's own in mix: set it there")
-        return self
+                yield f"{name} is each source's own in mix: set it there"
 
 
 class TargetData(_Loaded):

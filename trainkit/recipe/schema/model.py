@@ -1,8 +1,9 @@
 """The model section: a tagged union on `kind`, one class per family of models."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, section, setting
 from trainkit.recipe.schema.launching import Scalar
@@ -19,13 +20,11 @@ class Moe(Section):
     balance_coef: float = setting(0.01, "Weight of the load-balancing loss (Switch Transformers).", ge=0)
     z_coef: float = setting(0.001, "Weight of the router z-loss (ST-MoE).", ge=0)
 
-    @model_validator(mode="after")
-    def _means_something(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if not self.experts and self.model_fields_set - {"experts"} and self != Moe():
-            raise ValueError("experts is 0, so that the other settings of experts do nothing")
+            yield "experts is 0, so that the other settings of experts do nothing"
         if 0 < self.experts < self.top_k:
-            raise ValueError(f"top_k {self.top_k} is more than there are experts ({self.experts})")
-        return self
+            yield f"top_k {self.top_k} is more than there are experts ({self.experts})"
 
 
 class Quantize(Section):
@@ -41,11 +40,9 @@ class Quantize(Section):
     )
     double_quant: bool = setting(True, "Quantise the constants of 4-bit weights, too, from 0.5 to 0.127 bits a weight.")
 
-    @model_validator(mode="after")
-    def _means_something(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if self.bits != 4 and (self.quant_type, self.double_quant) != ("nf4", True):
-            raise ValueError(f"quant_type and double_quant are of 4 bits, and bits is {self.bits}")
-        return self
+            yield f"quant_type and double_quant are of 4 bits, and bits is {self.bits}"
 
 
 class GptModel(Section):
@@ -61,13 +58,11 @@ class GptModel(Section):
     dropout: float = setting(0.0, "Dropout probability.", ge=0, lt=1)
     moe: Moe = section(Moe, "Mixture of experts in place of the feed-forward layers.")
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+            yield f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}"
         if self.moe.experts and self.moe.every > self.layers:
-            raise ValueError(f"moe.every {self.moe.every} leaves no block of {self.layers} with experts")
-        return self
+            yield f"moe.every {self.moe.every} leaves no block of {self.layers} with experts"
 
 
 class HfModel(Section):
@@ -103,14 +98,12 @@ class HfModel(Section):
 
     quantize: Quantize = section(Quantize, "Frozen weights in 4 or 8 bits, for peft.kind lora (QLoRA).")
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if (self.path is None) == (self.architecture is None):
             given = "neither" if self.path is None else "both"
-            raise ValueError(f"an hf model needs path or architecture, and {given} of them is given")
+            yield f"an hf model needs path or architecture, and {given} of them is given"
         if self.task != "masked_lm" and (self.mask_token is not None or self.mask_share != 0.15):
-            raise ValueError(f"mask_share and mask_token are for task masked_lm, and task is {self.task}")
-        return self
+            yield f"mask_share and mask_token are for task masked_lm, and task is {self.task}"
 
 
 class TargetModel(Section):
@@ -124,11 +117,9 @@ class TargetModel(Section):
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
 
-    @model_validator(mode="after")
-    def _target_is_named(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if not self.target:
-            raise ValueError("target must name the model as pkg.mod:name")
-        return self
+            yield "target must name the model as pkg.mod:name"
 
 
 class Peft(Section):
@@ -152,11 +143,9 @@ class Peft(Section):
     )
     revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
 
-    @model_validator(mode="after")
-    def _means_something(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if self.kind == "none" and self.model_fields_set - {"kind"} and self != Peft():
-            raise ValueError("kind is none, so that the other settings of adapters do nothing")
-        return self
+            yield "kind is none, so that the other settings of adapters do nothing"
 
 
 Model = Annotated[GptModel | HfModel | TargetModel, Field(discriminator="kind")]

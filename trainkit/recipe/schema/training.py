@@ -1,8 +1,9 @@
 """Recipe sections that say what is trained and how: precision, batch, optimizer, schedule, loop, …"""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, section, setting
@@ -66,11 +67,9 @@ class Batch(Section):
         flag="per_device_eval_batch_size",
     )
 
-    @model_validator(mode="after")
-    def _memory_bounds_a_search(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if self.memory_mib is not None and self.micro != "auto":
-            raise ValueError("memory_mib bounds what micro: auto looks for, and micro is not auto")
-        return self
+            yield "memory_mib bounds what micro: auto looks for, and micro is not auto"
 
 
 class Compile(Section):
@@ -105,11 +104,9 @@ class GradientCheckpointing(Section):
         False, "Keep what matrix products and attention gave, and recompute the rest: most of the memory, less time."
     )
 
-    @model_validator(mode="after")
-    def _has_blocks(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
         if self.selective and not self.every:
-            raise ValueError("selective: true chooses inside the blocks that every chooses, and every is false")
-        return self
+            yield "selective: true chooses inside the blocks that every chooses, and every is false"
 
 
 class Efficiency(Section):

@@ -296,7 +296,7 @@ def _streaming(context: Context) -> Iterator[Diagnostic]:
     """What needs the length of the data has none of a stream; and its settings do nothing without one."""
     if context.get("program.kind") != "builtin" or context.incomplete:
         return
-    if context.get("data.streaming") is not True:
+    if context.get("data.streaming") is not True and not context.get("data.mix"):  # which requires it
         for key in ("data.shuffle_buffer", "data.shuffle_files", "data.validation_rows"):
             if _changed(context, key):
                 yield context.error(key, f"{key} requires data.streaming: true", "set it, or remove this line")

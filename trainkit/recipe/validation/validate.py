@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from pydantic import ValidationError
@@ -102,7 +104,20 @@ def validate(tree: Mapping[str, Any], locate: Locate) -> tuple[Recipe | None, li
     try:
         return Recipe.model_validate(complete), []
     except ValidationError as error:
-        return None, list(_translate(error.errors(include_url=False), complete, locate))
+        wrong = error.errors(include_url=False)
+    found = list(_translate(wrong, complete, locate))
+    # Settings are compared only where each by itself is right: once more without those that are not.
+    apart = {
+        key for each in wrong if (key := _setting_key(each["loc"])[0]) and (each["type"] != "value_error" or "." in key)
+    }
+    sound = deepcopy(complete)
+    for key in apart:
+        section, _, name = key.rpartition(".")
+        (value_at(sound, section) if section else sound).pop(name, None)
+    if sound != complete:
+        names = {key.rpartition(".")[2] for key in apart}
+        found += [each for each in validate(sound, locate)[1] if names.isdisjoint(re.findall(r"\w+", each.what))]
+    return None, found
 
 
 def with_kinds(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +149,10 @@ def _translate(errors: Sequence[ErrorDetails], tree: Mapping[str, Any], locate: 
         key, rest = _setting_key(each["loc"])
         if each["type"] == "extra_forbidden":
             yield from _foreign(key, rest, tree, locate)
+            continue
+        if each["type"] == "value_error" and key in schema().sections:
+            messages = each["msg"].removeprefix("Value error, ").splitlines()
+            yield from (_contradiction(key, message, tree, locate) for message in messages)
             continue
         wrong = _wrong(key, rest, each, tree, locate)
         found.setdefault(wrong.key, wrong)
@@ -170,8 +189,6 @@ def _wrong(
         hint = did_you_mean(given, kinds, otherwise) if isinstance(given, str) else otherwise
         return Diagnostic("error", what, f"{key}.kind", locate(f"{key}.kind"), hint=hint)
     if setting is None:
-        if error["type"] == "value_error":
-            return _contradiction(key, error["msg"].removeprefix("Value error, "), tree, locate)
         section = schema().sections[key]
         kind = isinstance(value, str) and value in section.kinds
         hint = f"write `{key}: {{kind: {value}}}`" if kind else f"write `{key}:` and its settings indented below"
