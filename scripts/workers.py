@@ -118,7 +118,7 @@ def of_torchrun(words: Sequence[str], environ: dict[str, str], count: int, name:
     words = words[1:] if not parsed.no_python else [str(command), *words]
     if old and not parsed.use_env:
         words = [word for word in words if not word.startswith("--local-rank=")]
-        words.insert(2 if parsed.module else 1, RANK)
+        words.insert(2 if parsed.module else 1, RANK.replace("_", "-"))
     return Started(config.nproc_per_node, config.max_nodes, True, cards, words, environ)
 
 

@@ -43,7 +43,7 @@ def test_workers_get_the_same_from_a_command_and_from_the_plan_of_its_import(tmp
     found, compared = compare(ROOT / "tests" / "corpus", tmp_path)
     assert found.keys() == NO_LONGER_READ, found
     said = [each for differences in found.values() for each in differences]
-    assert all(re.match(r"plugin\.|ValueError: `fsdp=no_shard`", each) for each in said), found
+    assert all(re.match(r"\[.*?\] plugin\.|ValueError: `fsdp=no_shard`", each) for each in said), found
     assert compared > 50
 
 
@@ -53,4 +53,5 @@ def test_the_comparison_sees_what_a_plan_leaves_out(tmp_path: Path) -> None:
     (folder / "train.py").write_text("import torch\n")
     (folder / "go.sh").write_text("export NODE_RANK=3\ndeepspeed --num_gpus 1 train.py --lr 1\n")
     found, compared = compare(folder, tmp_path)
-    assert (found, compared) == ({"go.sh": ["variable NODE_RANK: 3 -> None"]}, 1)
+    lines = [f"[{value}] variable NODE_RANK: 3 -> None" for value in (None, "1", "two words")]
+    assert (found, compared) == ({"go.sh": lines}, 1)
