@@ -271,6 +271,30 @@ def test_a_dollar_sign_that_torchrun_would_take_for_its_macro_is_one_again() -> 
     assert read(imported("torchrun train.py '$$HOME'")).recipe.program.args == ["$HOME"]
 
 
+def test_a_line_without_the_shells_signs_needs_no_shell() -> None:
+    for line in (
+        "torchrun --nproc_per_node 2 train.py --lr 1",
+        'A="x y" torchrun --nproc_per_node 2 train.py "--lr" 1',
+    ):
+        found = read(checked([line], context({}), f"{HERE}/recipe.yaml")).recipe
+        assert (found.nodes.processes_per_node, found.program.args) == (2, {"lr": "1"})
+
+
+def test_tasks_whose_nodes_only_the_allocation_knows_are_refused() -> None:
+    for line in ("srun -n 16 python train.py", "srun --ntasks-per-node=4 python train.py", "srun -N 2 python train.py"):
+        with pytest.raises(UsageError, match="starts python several times, on nodes that only the allocation knows"):
+            imported(line)
+    assert "`srun -n 1` in front is not taken over" in comments(imported("srun -n 1 python train.py"))
+
+
+def test_another_interpreter_is_named() -> None:
+    for word in ("/opt/x/bin/python", ".venv/bin/python", ".venv/bin/torchrun"):
+        said = f"{word} is not taken over: trainkit's own interpreter starts the ranks"
+        assert said in comments(imported(f"{word} train.py"))
+    with pytest.raises(UsageError, match="python2 is Python 2"):
+        imported("python2 train.py")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.convert.reading import imported, read, settings
+from tests.convert.reading import comments, imported, read, settings
 from trainkit.errors import UsageError
 from trainkit.recipe.schema.launching import program_argv
 
@@ -31,6 +31,20 @@ def test_the_command_of_a_shell_line_or_cell_is_imported(cells: tuple[str, ...])
     text = imported("nb.ipynb", notebook(*cells))
     assert settings(text)["nodes.processes_per_node"] == 2
     assert program_argv(read(text).recipe.program.args) == ["--lr", "1e-3"]
+
+
+def test_variables_and_folders_of_python_carry_over_and_those_of_a_shell_line_do_not() -> None:
+    cells = (
+        "import os\nos.environ['LR'] = '1e-3'\nos.environ[\"NAME\"] = f'{x}-1'\nos.chdir('sub')",
+        "!export SEED=7\n!cd ..\n%set_env OUT=a b",
+        "!torchrun --nproc_per_node 2 train.py --lr $LR --seed x$SEED --out $OUT --name $NAME",
+    )
+    files = {**notebook(*cells), "sub/train.py": ""}
+    text = imported("nb.ipynb", files)
+    found = read(text, files, environ={"NAME": "n"}).recipe
+    assert program_argv(found.program.args) == ["--lr", "1e-3", "--seed", "x", "--out", "a", "b", "--name", "n"]
+    assert (found.program.folder, found.env["OUT"]) == ("sub", "a b")
+    assert "NAME is what" in comments(text)
 
 
 @pytest.mark.parametrize(

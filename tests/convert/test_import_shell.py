@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -390,6 +391,36 @@ def test_words_that_the_callers_shell_has_made_are_left_alone() -> None:
 def test_a_few_characters_that_stand_for_more_than_any_command_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="it does not end, or comes to more than is read"):
         read_shell(text, starts_program)
+
+
+@pytest.mark.parametrize("missing", ["shfmt", "bash"])
+def test_a_machine_without_what_reads_scripts_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == missing else real(name, **more))
+    with pytest.raises(UsageError, match=missing.replace("bash", "Bash reads scripts, and there is none")) as caught:
+        imported("go.sh", {"go.sh": "python train.py $X"})
+    assert "install" in caught.value.diagnostics[0].hint
+
+
+def test_a_variable_that_a_script_takes_away_is_named() -> None:
+    files = {"go.sh": "unset NCCL_DEBUG GONE\npython train.py"}
+    here = replace(context(files), environ={"NCCL_DEBUG": "INFO"})
+    text = checked(["go.sh"], here, f"{HERE}/recipe.yaml")
+    assert "`unset NCCL_DEBUG` is not taken over: unset it before the run." in comments(text)
+    assert "GONE" not in comments(text)
+
+
+def test_cards_that_are_counted_are_no_word_elsewhere() -> None:
+    text = "N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc_per_node $N train.py --name run_$N"
+    with pytest.raises(RecipeError, match=r"program.args is made of \$\(nvidia-smi -L \| wc -l\)"):
+        imported("go.sh", {"go.sh": text})
+    given_ = imported("go.sh", {"go.sh": text}, lines=Lines({"N": "4"}))
+    assert read(given_).recipe.program.args == {"name": "run_4"}
+    with pytest.raises(UsageError, match="which only a running shell knows") as caught:
+        imported("go.sh", {"go.sh": f"{text} --acc $((8 / N))"})
+    assert caught.value.diagnostics[0].hint == "give it: --set N=VALUE"
 
 
 def test_a_function_that_calls_itself_is_refused() -> None:

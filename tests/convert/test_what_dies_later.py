@@ -117,3 +117,12 @@ def test_a_hostfile_gives_its_nodes() -> None:
     with pytest.raises(RecipeError, match="different numbers of slots"):
         imported("deepspeed --hostfile uneven train.py", files)
     assert "are not known here" in comments(imported("deepspeed --hostfile gone train.py"))
+
+
+@pytest.mark.parametrize("value", [{}, [1]])
+def test_a_value_of_the_wrong_type_in_a_file_is_named(value: Any, machine: Machine) -> None:
+    file = json.dumps({"zero_optimization": {"stage": 2, "reduce_bucket_size": value}})
+    with pytest.raises(RecipeError, match=r"reduce_bucket_size in the DeepSpeed file is .*, and one value is expected"):
+        build_plan(recipe(("--deepspeed", "z.json"), {"z.json": file}), machine(2))
+    with pytest.raises(RecipeError, match="and one value is expected"):
+        imported("z.json", {"z.json": file})

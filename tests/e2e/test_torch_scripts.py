@@ -168,3 +168,21 @@ def test_two_copies_that_never_meet_are_said(trainkit: Trainkit, tmp_path: Path)
     ended = trainkit("run", *words, "program.verify=true", "copies.py", timeout=200)
     assert ended.returncode == 1
     assert "does not run what was planned" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "launcher", ["python", "torchrun --nproc_per_node 2", "accelerate launch --cpu --num_processes 2"]
+)
+def test_a_program_starts_in_the_folder_that_the_line_goes_to(
+    launcher: str, trainkit: Trainkit, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    where = (
+        "import os, sys\nopen('where-' + os.environ.get('RANK', '0'), 'w').write(' '.join([os.getcwd(), *sys.argv]))\n"
+    )
+    (tmp_path / "sub" / "where.py").write_text(where)
+    done = trainkit("run", "devices.type=cpu", f"cd sub && {launcher} where.py a.txt", timeout=240)
+    assert done.returncode == 0, done.stderr
+    ranks = 1 if launcher == "python" else 2
+    found = [(tmp_path / "sub" / f"where-{rank}").read_text() for rank in range(ranks)]
+    assert found == [f"{tmp_path / 'sub'} where.py a.txt"] * ranks

@@ -518,7 +518,7 @@ def test_activation_checkpointing_in_the_fsdp_file_is_the_recipes_own(solve: Sol
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("xla", '"yes"', "true or false"),
+        ("xla", '"no"', "true or false"),
         ("xla_fsdp_v2", "true", "beside xla: true alone"),
         ("xla_fsdp_settings", '{"compute_dtype": "bfloat16"}', "beside xla: true alone"),
         ("xla_fsdp_grad_ckpt", "true", "beside xla: true alone, and a wrap policy"),

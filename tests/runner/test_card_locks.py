@@ -364,7 +364,7 @@ def test_what_the_plan_warns_of_is_said_before_the_start(
 ) -> None:
     (tmp_path / "go").touch()
     environ = cards(card(0, "T4"), card(1))
-    done = trainkit("run", str(recipe), "devices.select=1", environ=environ)
+    done = trainkit("run", str(recipe), "devices.select=1", "devices.order=pci", environ=environ)
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr
     assert text.index("warning: card 0 (Tesla T4) is slower than card 1") < text.index("run directory:")

@@ -307,6 +307,10 @@ class _Bash:
 
     def answer(self, words: Sequence[str]) -> Answer:
         """What is told or asked: a word for what it is, a site, and more."""
+        if words == ["old"]:
+            raise UnreadError(
+                0, "this Bash is older than 4.4, and reads scripts otherwise", "install bash 4.4 or newer"
+            )
         told = _TOLD.get(words[0] if words else "")
         if told is None or not words[1:] or not words[1].isdecimal() or int(words[1]) >= len(self.rewriter.sites):
             raise UnreadError(0, "it writes where it must not")

@@ -1,5 +1,6 @@
 # What a rewritten script (rewriting.py) runs under, in a restricted shell without any program: what it would start is
 # told to trainkit, which answers. Descriptors: @null, @lock with one letter, @told and @answers, which become numbers.
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || { printf '%s\0' 1 old >&@told; exit 125; }
 unset BASH_ENV BASH_CMDS BASH_ALIASES PROMPT_COMMAND ENV OLDPWD
 enable -n kill bind complete compopt fc history logout suspend caller enable 2>&@null
 FUNCNEST=200

@@ -56,6 +56,10 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     known = {row.name for row, rule in rules if rule is not Rule.OWN and row.encode(context) is not UNSET}
     for row, rule in rules:
         key, found = _found(tree, row)
+        if isinstance(found, Mapping | list) and not key.endswith(".betas"):
+            wrong = _problem(key, f"is {dumps(found)}, and one value is expected", base, "write it, or remove the key")
+            problems += [] if wrong in problems else [wrong]
+            continue
         value = _value(found, row, rule, context, guesses=reader != "deepspeed")
         if value is UNSET or (found is not UNSET and found != AUTO and _agrees(row, found, value, context, rule)):
             continue
@@ -215,7 +219,7 @@ def _not_for_programs(tree: Tree, reader: Reader, context: Context) -> Iterator[
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value by its dotted key."""
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, Mapping) or (not tree and prefix in ROWS):
         yield prefix, tree
         return
     for key, value in tree.items():
