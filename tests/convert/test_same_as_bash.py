@@ -33,7 +33,7 @@ REFUSED = {
 }
 FILES = {
     "x.py": "", "sub/x.py": "", "a.json": "{}", "b.json": "{}", "env.sh": "export FROM_ENV=7\nLOCALV=5\n",
-    "hosts": "h1\nh2\n# c\nh3\n",
+    "hosts": "h1\nh2\n# c\nh3\n", "kv": "# c\nAA=1\nBB=2\n", "r.sh": 'python x.py "$@" $0 $W\nexit 3\n',
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def folder(tmp_path: Path) -> Path:
     for name, text in FILES.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(text)
+    (made / "r.sh").chmod(0o755)
     return made
 
 
@@ -77,6 +78,33 @@ def test_an_idiom_starts_what_bash_starts(name: str, folder: Path) -> None:
         assert REFUSED[name] in refused
     else:
         assert name not in REFUSED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mkdir -p out/a\n[ -d out ] && python x.py",
+        "touch q\n[[ -e q ]] && python x.py",
+        "rm -rf sub\n[ -f sub/x.py ] || python x.py",
+        "mv x.py y.py\n[ -f x.py ] || python y.py",
+        "cp x.py y.py\ntest -f y.py && python x.py",
+        "echo 5 > n\n[ -s n ] && python x.py",
+        "echo a > hosts\nread A < hosts\npython x.py $A",
+        "echo A=1 > env.sh\nsource env.sh\npython x.py $A",
+        'echo "python x.py" > r2.sh\nbash r2.sh',
+        "git clone https://host.org/b.git\n[ -d b ] && python x.py",
+        "python x.py --output_dir=out\nif [ -f out/model.bin ]; then python x.py --eval; fi",
+        "echo a | tee n\n[ -f n ] && python x.py",
+        "touch c.json\npython x.py *.json",
+        "rm -rf sub\npython x.py sub/*.py",
+    ],
+)
+def test_what_depends_on_files_that_the_script_changes_is_refused(text: str, folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    script = Script(text, "go.sh", (), {}, str(folder), {}, starts_program, lambda path: Path(path).is_dir())
+    with pytest.raises(UnreadError, match="depends on what"):
+        evaluate(script)
+    assert sorted(folder.rglob("*")) == before
 
 
 def unlike(text: str, given: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:

@@ -18,15 +18,26 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
-from trainkit.convert.shell.marks import BARE, BROKEN, DEFAULT, EMPTY, END, is_never_empty, is_open, names_in, opening
+from trainkit.convert.shell.marks import (
+    BARE,
+    BROKEN,
+    DEFAULT,
+    EMPTY,
+    END,
+    START,
+    is_never_empty,
+    is_open,
+    names_in,
+    opening,
+)
 from trainkit.convert.shell.rewriting import RENAMED, Rewriter, Say, Site, UnreadError, quoted
-from trainkit.convert.shell.tools import TOOLS, files_of, output, reads_input
+from trainkit.convert.shell.tools import files_of, is_tool, output, reads_input
 
 SECONDS, CPU_SECONDS, MEMORY = 10.0, 3, 512 << 20
 MOST_TOLD, MOST_BYTES, MOST_ROUNDS, MOST_FILE = 20_000, 4 << 20, 30, 1 << 18
@@ -51,6 +62,10 @@ _NO_MEMORY = re.compile(r"maximum function nesting|annot allocate|failed to allo
 _SEVERAL = re.compile(r"[\s*?\[]")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _NESTED = re.compile(f"{DEFAULT}[^{END}]*[{{}}{DEFAULT}]")  # a default within a default, or with braces
+# What changes no file that it names.
+_READERS = PREPARES | {"ls", "du", "df", "stat", "file", "diff", "cmp", "md5sum", "sha256sum", "less", "nvidia-smi",
+                       "sleep", "date", "hostname", "kill", "trap", "wait", "pip", "pip3"}  # fmt: skip
+_OF_PATTERNS = re.compile(r"(\$\{[^}]*\}|\$\(.*\)|\$\w+|\*|\?|\[[^]]*\])")
 _ENDLESS = "it does not end, or comes to more than is read"
 _REFUSED = {
     "typed": "`{}` waits for somebody who types",
@@ -83,6 +98,16 @@ class Place:
 
     started: int
     line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A path that the script changes, as it is, and as a pattern where it is open; below: with all in it."""
+
+    path: str
+    pattern: str
+    below: bool
+    text: str
 
 
 @dataclass
@@ -196,6 +221,7 @@ class _Bash:
         self.script, self.rewriter, self.failing = script, rewriter, failing
         self.found = Found(rewriter)
         self.printed: dict[int, int] = {}
+        self.changes: list[_Change] = []
         self.said = bytearray()
 
     def run(self) -> Found:
@@ -343,11 +369,14 @@ class _Bash:
         self.found.unread.append((self.place(at), at.text))
         return 0, ":"
 
-    def source(self, at: Site, folder: str, path: str) -> Answer:
+    def source(self, at: Site, folder: str, path: str, *more: str) -> Answer:
         """A file that the shell reads, rewritten. What changes the shell of a person is left to that."""
         is_login = posixpath.basename(path) in _LOGINS
         if is_open(path) and not is_login:
             self.need(at, path)
+        if more and not is_login:
+            raise UnreadError(at.line, f"`{at.text[:80]}` is not read: it has arguments")
+        self.see(at, folder, path)
         if is_login or (found := self.inside(folder, path)) is None:
             self.found.unread.append((self.place(at), at.text))
             return 0, ":"
@@ -355,12 +384,26 @@ class _Bash:
 
     def file(self, at: Site, folder: str, path: str) -> Answer:
         """A file that the script reads."""
+        self.see(at, folder, path)
         if (found := self.inside(folder, path)) is None:
             raise UnreadError(at.line, f"it reads {path}, and that is no file here")
         return 0, str(found)
 
-    def wrote(self, at: Site, *_: str) -> Answer:
+    def runs(self, at: Site, place: str, folder: str, path: str) -> Answer:
+        """A script that the script starts, if it is here. place: 1 where it is no word of a shell's."""
+        if not path or is_open(path):
+            return 1, ""
+        self.see(at, folder, path)
+        found = self.inside(folder, path)
+        return (
+            (1, "")
+            if found is None or (place == "1" and not os.access(found, os.X_OK))
+            else (0, found.read_text(encoding="utf-8", errors="surrogateescape"))
+        )
+
+    def wrote(self, at: Site, folder: str, *paths: str) -> Answer:
         """A file that the script writes, and does not."""
+        self.change(at, folder, paths, below=False)
         self.found.remarks[f"`{at.text[:100]}` is not taken over."] = None
         return 0, ""
 
@@ -391,6 +434,56 @@ class _Bash:
             raise UnreadError(at.line, f"`{at.text[:80]}`: there is no folder {path} here")
         return 0, path
 
+    def see(self, at: Site, folder: str, path: str) -> Answer:
+        """The whole of a path on which something depends. Raises UnreadError where the script has changed it."""
+        if command := self.changed(folder, path):
+            raise UnreadError(at.line, f"`{at.text[:80]}` depends on what `{command[:80]}` makes of {path}")
+        return 0, posixpath.join(folder, path)
+
+    def changed(self, folder: str, path: str) -> str | None:
+        """The command of the script's that would have changed a path."""
+        whole = posixpath.normpath(posixpath.join(folder, path))
+        for each in self.changes:
+            inside = each.below and re.match(f"{each.pattern}/", whole)
+            above = each.path.startswith(f"{whole}/") and not os.path.lexists(whole)
+            if inside or above or re.fullmatch(each.pattern, whole):
+                return each.text
+        return None
+
+    def glob(self, at: Site) -> Answer:
+        """A pattern for names of files, of which the script may have made more, or fewer."""
+        pieces = _OF_PATTERNS.split(at.text.replace('"', "").replace("'", ""))
+        pattern = "".join(".*" if place % 2 else re.escape(each) for place, each in enumerate(pieces))
+        for each in self.changes:
+            path = posixpath.relpath(each.path, self.script.here)
+            if re.fullmatch(pattern, path) or (each.below and pieces[0].startswith(f"{path}/")):
+                raise UnreadError(at.line, f"`{at.text[:80]}` depends on what `{each.text[:80]}` makes of it")
+        return 0, ""
+
+    def change(self, at: Site, folder: str, paths: Iterable[str], *, below: bool = True) -> None:
+        """Paths that the script would make, change or remove. below: with all that is in them."""
+        for each in paths:
+            path = posixpath.normpath(posixpath.join(folder, each))
+            pattern = ".*".join(map(re.escape, re.split(f"{START}[^{END}]*{END}", path)))
+            self.changes += [] if path.startswith("/dev/") else [_Change(path, pattern, below, at.text)]
+
+    def change_by(self, at: Site, folder: str, words: Sequence[str]) -> None:
+        """What a command that is not run may change: whatever it names, if nothing else is known of it."""
+        name, named = posixpath.basename(words[0]), [each for each in words[1:] if not each.startswith("-")]
+        here = {each: Path(folder, each) for each in named}
+        if name == "mkdir":
+            self.change(at, folder, [each for each in named if not here[each].is_dir()], below=False)
+        elif name == "touch":
+            self.change(at, folder, [each for each in named if not here[each].exists()], below=False)
+        elif name in ("cp", "ln", "install", "rsync") and not any(each.startswith("-t") for each in words):
+            self.change(at, folder, named[-1:])
+        elif name in ("rm", "mv"):
+            self.change(at, folder, named)
+        elif name not in _READERS:
+            named += [each.partition("=")[2] for each in words[1:] if each.startswith("-") and "=" in each]
+            named += [posixpath.basename(each).removesuffix(".git") for each in named if "://" in each or ":" in each]
+            self.change(at, folder, [each for each in named if each and not Path(folder, each).is_file()])
+
     def which(self, _: Site, __: str, *names: str) -> Answer:
         """`command -v`."""
         found = [each for name in names if (each := shutil.which(name))]
@@ -415,11 +508,13 @@ class _Bash:
             raise UnreadError(at.line, what, "end that line with a backslash")
         if name in _STARTERS and (inner := _inner_shell(words)) is not None:
             return "inner", str(inner)
-        if words[0] in TOOLS:
+        if is_tool(words):
             try:
                 return ("in", "") if reads_input(words) else self.tool(at, folder, None, *words)
             except ValueError:
                 raise UnreadError(at.line, f"`{at.text[:80]}` is not read") from None
+        certain = name == "mkdir" and _can_make(folder, words)
+        self.change_by(at, folder, words)
         if self.script.is_program(words):
             self.start(at, folder, words, front, exported)
         elif name in _LATER and any(
@@ -428,13 +523,15 @@ class _Bash:
             raise UnreadError(at.line, f"`{at.text[:80]}` starts a program later, or for each thing that it finds")
         elif not at.within:  # what is printed counts, and is named where it does
             self.found.other.append((self.place(at), tuple(words)))
-        return self.unknown(at, prints=name not in SILENT or (bool(at.within) and name != "trap"))
+        return self.unknown(at, prints=name not in SILENT or (bool(at.within) and name != "trap"), certain=certain)
 
-    def unknown(self, at: Site, *, prints: bool = True) -> Answer:
-        """What a command that is not run would have answered."""
-        if at.say or self.rewriter.reads_status:
+    def unknown(self, at: Site, *, prints: bool = True, certain: bool = False) -> Answer:
+        """What a command that is not run would have answered. certain: that it succeeds."""
+        if not certain and (at.say or self.rewriter.reads_status):
             self.found.say.add(at.number)
-        return int((at.say or Say()).status != int(at.number == self.failing)), self.mark(at) if prints else ""
+        return int(not certain and (at.say or Say()).status != int(at.number == self.failing)), self.mark(
+            at
+        ) if prints else ""
 
     def start(self, at: Site, folder: str, words: Sequence[str], front: Sequence[str], exported: Sequence[str]) -> None:
         """Keep a program. What is not set and stands alone is no word, but for the value of a flag."""
@@ -468,11 +565,16 @@ class _Bash:
                 raise _NeededError(names, at.line)
             return self.unknown(at)
         try:
+            looks = words[1:] if words[0] in ("readlink", "realpath") else ()
+            if any(self.changed(folder, each) for each in (*looks, *files_of(words))):
+                return self.unknown(at)
             if any(self.inside(folder, each) is None for each in files_of(words)):
                 return self.unknown(at)
             return output(words, text, folder if Path(folder).is_dir() else "/")
         except OverflowError:
             raise UnreadError(at.line, f"`{at.text[:80]}`: {_ENDLESS}") from None
+        except FileNotFoundError:  # the program
+            return self.unknown(at)
         except (ValueError, OSError):
             raise UnreadError(at.line, f"`{at.text[:80]}` is not read") from None
 
@@ -480,7 +582,8 @@ class _Bash:
 _TOLD: Mapping[str, Callable[..., Answer]] = {
     "need": _Bash.need, "length": _Bash.length, "refuse": _Bash.refuse, "open": _Bash.open, "again": _Bash.again,
     "source": _Bash.source, "file": _Bash.file, "wrote": _Bash.wrote, "keep": _Bash.keep, "home": _Bash.home,
-    "cd": _Bash.folder, "which": _Bash.which, "run": _Bash.run_, "input": _Bash.tool,
+    "script": _Bash.runs, "seen": _Bash.see, "glob": _Bash.glob, "cd": _Bash.folder, "which": _Bash.which,
+    "run": _Bash.run_, "input": _Bash.tool,
 }  # fmt: skip
 
 
@@ -495,6 +598,23 @@ def _inner_shell(words: Sequence[str]) -> int | None:
         if posixpath.basename(word) in ("bash", "sh") and re.fullmatch(r"-[a-z]*c", flag):
             return place
     return None
+
+
+def _can_make(folder: str, words: Sequence[str]) -> bool:
+    """Whether `mkdir` succeeds."""
+    for each in words[1:]:
+        path = Path(folder, each)
+        parents = [*path.parents] if "-p" in words else [path.parent]
+        above = next((each for each in parents if each.exists()), None)
+        if each.startswith("-"):
+            if each != "-p":
+                return False
+        elif path.is_dir():
+            if "-p" not in words:
+                return False
+        elif path.exists() or above is None or not os.access(above, os.W_OK) or not above.is_dir():
+            return False
+    return not is_open(" ".join(words))
 
 
 def _limited() -> None:

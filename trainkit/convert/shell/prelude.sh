@@ -30,11 +30,11 @@ __keep() { # SITE NAME VALUE STATUS
   return "$4"
 }
 __again() { __ask again "$1" "${*:2}"; builtin printf %s "$__text"; }
-__source() { __ask source "$1" "$PWD" "$2"; builtin printf %s "$__text"; }
+__source() { __ask source "$1" "$PWD" "${@:2}"; builtin printf %s "$__text"; }
 __file() { __need "$1" "$2"; __ask file "$1" "$PWD" "$2"; builtin printf %s "$__text"; }
-__wrote() { __ask wrote "$@"; builtin printf @null; }
-__globbed() { [[ $PWD == "$__start" ]] || __refuse "$1" glob; }
-__abs() { __need "$1" "$2"; if [[ $2 == /* || $2 == '' ]]; then builtin printf %s "$2"; else builtin printf %s "$PWD/$2"; fi; }
+__wrote() { __ask wrote "$1" "$PWD" "${@:2}"; builtin printf @null; }
+__globbed() { [[ $PWD == "$__start" ]] || __refuse "$1" glob; __ask glob "$1"; }
+__abs() { __need "$1" "$2"; [[ -z $2 ]] || { __ask seen "$1" "$PWD" "$2"; builtin printf %s "$__text"; }; }
 pwd() { builtin printf '%s\n' "$PWD"; }
 __cd() { # SITE cd|pushd|popd WORDS
   local site=$1 name=$2 to
@@ -56,17 +56,20 @@ __cd() { # SITE cd|pushd|popd WORDS
   OLDPWD=$PWD PWD=$__text
 }
 __test() { # SITE [ WORDS ]
-  local site=$1 each=1 words=("${@:3}") last=
+  local site=$1 each=1 words=("${@:3}") last= name
   [[ $2 == test ]] || builtin unset "words[-1]"
   case ${words[0]-} in
     -n|-z) if [[ ${#words[@]} == 2 ]]; then __need_length "$site" "${words[1]}"; else __need "$site" "${words[*]}"; fi ;;
     *) if [[ ${#words[@]} == 1 ]]; then __need_length "$site" "${words[0]}"; else __need "$site" "${words[*]}"; fi ;;
   esac
   for ((each = 0; each < ${#words[@]}; each++)); do
-    if [[ $last == -[abcdefghkprstuwxLOGSN] && ${#words[@]} -gt 1 && ${words[each]} != [/-]* && -n ${words[each]} ]]; then
-      words[each]=$PWD/${words[each]}
+    name=${words[each]}
+    if [[ ${#words[@]} -gt 1 && $name != -* && -n $name ]] &&
+      [[ $last == -[abcdefghkprsuwxLOGSN] || " -nt -ot -ef " == *" $last "* || " -nt -ot -ef " == *" ${words[each+1]-} "* ]]
+    then
+      __ask seen "$site" "$PWD" "$name"; words[each]=$__text
     fi
-    last=${words[each]}
+    last=$name
   done
   builtin test "${words[@]}"
 }
@@ -97,25 +100,37 @@ __call() { # SITE WORDS: a command of the script's
     exit) "$@" ;;
     eval) builtin eval "$(__again "$__site" "${@:2}")"; return ;;
     bash|sh|dash|/bin/bash|/bin/sh|/usr/bin/bash|/usr/bin/sh) __inner "$__site" "$@"; return ;;
+    */*.sh) __file_of "$__site" 1 "$@"; return ;;
   esac
   __run "$__site" "$@"
 }
 __inner() { # SITE bash WORDS: another shell
-  local site=$1 name=$2 options=() from=3
+  local site=$1 name=$2 from=3
   while [[ $from -le $# && ${!from} == -* ]]; do
     case ${!from} in
       -*c) __shell "$site" "${@:from+1}"; return ;;
+      -s) ((from++)); [[ ${!from-} != -- ]] || ((from++)); __typed "$site" "$name" "${@:from}"; return ;;
       --) ((from++)); break ;;
-      -l|-e|-u|-x|-eu|-ex|-eux|-i|-le|-ls|-lx|--login|--norc|--noprofile) options+=("${!from}"); ((from++)) ;;
+      -l|-e|-u|-x|-eu|-ex|-eux|-i|-le|-ls|-lx|--login|--norc|--noprofile) ((from++)) ;;
       -o) ((from += 2)) ;;
       *) break ;;
     esac
   done
-  __run "$@"
+  if [[ $from -gt $# ]]; then __typed "$site" "${@:2}"; else __file_of "$site" "$((from - 1))" "${@:2}"; fi
+}
+__typed() { # SITE bash ARGUMENTS: a shell that reads what it is given
+  local text=
+  [[ /dev/fd/0 -ef /dev/null ]] || IFS= builtin read -r -d '' text || :
+  if [[ $text == *$'\ue000#'* ]]; then __run "$@"; else __shell "$1" "$text" "${@:2}"; fi
+}
+__file_of() { # SITE PLACE WORDS: a command that starts a script, with its place among them
+  local words=("${@:3}")
+  __ask script "$1" "$2" "$PWD" "${words[$2 - 1]-}"
+  if [[ $__code == 0 ]]; then __shell "$1" "$__text" "${words[@]:$2 - 1}"; else __run "$1" "${words[@]}"; fi
 }
 __shell() ( # SITE TEXT [NAME ARGUMENTS]: it has exported variables alone
   local __name __text_=$2
-  __site=$1
+  __site=$1 __0=${3-bash}
   __need "$1" "$2"
   __names -v
   for __name in "${__all[@]}"; do

@@ -333,7 +333,7 @@ class _Walk:
                 raise self.unread(node, "`{}`: aliases are not read")
             return
         site = self.site(node, command=True)
-        if name == "eval" or (name in ("source", ".") and len(words) == 2):
+        if name == "eval" or (name in ("source", ".") and len(words) > 1):
             asked = "__again" if name == "eval" else "__source"
             self.cuts[_at(first)] = _to(first), f'eval "$({asked} {site}'
             self.closes(last, ')"')
@@ -361,7 +361,7 @@ class _Walk:
     def assignment(self, node: Node) -> None:
         if not node.get("Name"):  # an option, or a word that makes assignments
             if node.get("Value"):
-                self.word(node["Value"], _WHOLE)
+                self.word(node["Value"], _WHOLE if _literal(node["Value"]) else _SPLIT)
             return
         name, value = node["Name"]["Value"], node.get("Value")
         self.rewriter.lines[name] = self.line_of(node)

@@ -32,15 +32,24 @@ TOOLS: Mapping[str, str] = {
     "grep": "-[EFGPcivwxhHlLnoqs]+|-[EFGPcivwxhHlLnoqs]*[eABCm].*|--(count|only-matching)",
     "sed": "-[nEruz]+|-[nEruz]*e.*",
     "awk": "-[Fv].*",
+    "bc": "-[lqs]+",
+    "xargs": "-[0rt]+|-[dnL].*",  # without a command: echo
+    "getopt": "-[oln].*|-[aqQTu]+|--(options|longoptions|long|name|quiet|alternative)(=.*)?",
 }
 _SEPARATE = {"basename": "s", "seq": "sf", "cut": "bcdf", "head": "nc", "tail": "nc", "sort": "kt", "paste": "d",
-             "grep": "eABCm", "sed": "e", "awk": "Fv"}  # fmt: skip
-_NO_INPUT = ("dirname", "basename", "seq", "expr", "realpath", "readlink")
+             "grep": "eABCm", "sed": "e", "awk": "Fv", "getopt": "oln", "xargs": "dnL"}  # fmt: skip
+_NO_INPUT = ("dirname", "basename", "seq", "expr", "realpath", "readlink", "getopt")
 _OF_ITS_OWN = {"grep": 1, "sed": 1, "awk": 1, "tr": 2}  # operands in front of files; tr has none of these
+_ECHOES = re.compile(r"(-[0rt]+ |-[dnL] ?\S+ )*")
 _STARTS = {  # what in a program's text may write or start something
     "awk": re.compile(r"[|>@]|\b(system|getline|close|fflush|ENVIRON|ARGV)\b"),
     "sed": re.compile(r"(^|[;{}\n])\s*[\d,$/]*\s*[erRwWF]\b|/[gpiIm\d]*[we]"),
 }
+
+
+def is_tool(words: Sequence[str]) -> bool:
+    """Whether a call is one of these; xargs where it is given no command."""
+    return words[0] in TOOLS and (words[0] != "xargs" or bool(_ECHOES.fullmatch(" ".join((*words[1:], "")))))
 
 
 def reads_input(words: Sequence[str]) -> bool:
