@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ _RECORDER = """#!/bin/bash
 exec {lock}>>"$JUDGE_RECORD"
 flock "$lock"
 [[ "$*" != *device_count* ]] || echo "$JUDGE_CARDS"
+if [[ ${0##*/} == @(mkdir|touch) && " $*" != *@(..| /)* ]]; then "/bin/${0##*/}" "$@" || code=$?; fi
 { printf '%s\\0' @start "$PWD" "${0##*/}" "$@" @variables; /usr/bin/env -0; } >&"$lock"
+exit "${code-0}"
 """
 _OWN = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PATH", "JUDGE_RECORD", "JUDGE_CARDS", "LC_ALL"})
 
@@ -49,6 +52,9 @@ def judged(words: Sequence[str], folder: Path, environ: Mapping[str, str] | None
             (place / name).chmod(0o755)
     (bin_ / "nvidia-smi").write_text("#!/bin/bash\n" + "echo GPU\n" * cards)
     (bin_ / "nvidia-smi").chmod(0o755)
+    here = folder.parent / f"{folder.name}.copy"  # in which the script may write
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(folder, here, symlinks=True)
     record = folder.parent / f"{folder.name}.record"
     record.write_bytes(b"")
     own = {**(environ or {}), "PATH": f"{bin_}:/usr/bin:/bin", "JUDGE_RECORD": str(record), "LC_ALL": "C.UTF-8"}
@@ -56,7 +62,7 @@ def judged(words: Sequence[str], folder: Path, environ: Mapping[str, str] | None
     # What runs in the background holds the pipe until it has ended.
     ends, held = os.pipe()
     with subprocess.Popen(
-        ["/bin/bash", *words], cwd=folder, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        ["/bin/bash", *words], cwd=here, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, pass_fds=(held,),
     ) as process:  # fmt: skip
         os.close(held)
@@ -65,7 +71,7 @@ def judged(words: Sequence[str], folder: Path, environ: Mapping[str, str] | None
             raise TimeoutError(f"what bash {' '.join(words)} has started goes on")
         os.close(ends)
     text = record.read_bytes().decode("utf-8", "surrogateescape")
-    return [_start(each.split("\0")[1:-1], folder, own) for each in text.split("@start")[1:]]
+    return [_start(each.split("\0")[1:-1], here, own) for each in text.split("@start")[1:]]
 
 
 def _start(part: Sequence[str], folder: Path, own: Mapping[str, str]) -> Start:

@@ -28,6 +28,7 @@ from trainkit.convert.shell.marks import (
     BARE,
     BROKEN,
     DEFAULT,
+    EMPTIES,
     EMPTY,
     END,
     START,
@@ -61,10 +62,11 @@ _NO_NUMBER = re.compile(r"syntax error|value too great|division by 0|invalid ari
 _NO_MEMORY = re.compile(r"maximum function nesting|annot allocate|failed to allocate")
 _SEVERAL = re.compile(r"[\s*?\[]")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_NESTED = re.compile(f"{DEFAULT}[^{END}]*[{{}}{DEFAULT}]")  # a default within a default, or with braces
+_NESTED = re.compile(f"{DEFAULT}[^{END}]*[{{}}{DEFAULT}{START}]")  # a default within a default, or with braces
 # What changes no file that it names.
 _READERS = PREPARES | {"ls", "du", "df", "stat", "file", "diff", "cmp", "md5sum", "sha256sum", "less", "nvidia-smi",
                        "sleep", "date", "hostname", "kill", "trap", "wait", "pip", "pip3"}  # fmt: skip
+_CHANGE_FILES = frozenset({"rm", "rmdir", "mv", "sed", "sort", "perl", "truncate", "patch", "tar", "unzip"})
 _OF_PATTERNS = re.compile(r"(\$\{[^}]*\}|\$\(.*\)|\$\w+|\*|\?|\[[^]]*\])")
 _ENDLESS = "it does not end, or comes to more than is read"
 _REFUSED = {
@@ -263,6 +265,11 @@ class _Bash:
                 _close(tell)
                 _close(error)
                 self.serve(told, answer, errors)
+                until = time.monotonic() + 1.0  # it is not reaped, so that its number stays its own
+                while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                    if time.monotonic() > until:
+                        break
+                    time.sleep(0.001)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -271,7 +278,7 @@ class _Bash:
         for line in said.splitlines():
             if is_open(line) and _NO_NUMBER.search(line):
                 raise _NeededError(names_in(line), 0)
-        if process.returncode == -signal.SIGXCPU or _NO_MEMORY.search(said):
+        if process.returncode < 0 or _NO_MEMORY.search(said):
             raise UnreadError(0, _ENDLESS)
         return self.found
 
@@ -450,6 +457,17 @@ class _Bash:
                 return each.text
         return None
 
+    def can_list(self, folder: str, paths: Sequence[str]) -> bool:
+        """Whether what is in folders is known: they are here, and the script changes nothing in them."""
+        start = Path(self.script.here).resolve()
+        for each in paths or (".",):
+            whole = posixpath.normpath(posixpath.join(folder, each))
+            if not Path(whole).resolve().is_relative_to(start) or self.changed(folder, each):
+                return False
+            if any(change.path.startswith(f"{whole}/") for change in self.changes):
+                return False
+        return True
+
     def glob(self, at: Site) -> Answer:
         """A pattern for names of files, of which the script may have made more, or fewer."""
         pieces = _OF_PATTERNS.split(at.text.replace('"', "").replace("'", ""))
@@ -470,19 +488,21 @@ class _Bash:
     def change_by(self, at: Site, folder: str, words: Sequence[str]) -> None:
         """What a command that is not run may change: whatever it names, if nothing else is known of it."""
         name, named = posixpath.basename(words[0]), [each for each in words[1:] if not each.startswith("-")]
-        here = {each: Path(folder, each) for each in named}
+        paths = {each: posixpath.join(folder, each) for each in named}
         if name == "mkdir":
-            self.change(at, folder, [each for each in named if not here[each].is_dir()], below=False)
+            self.change(at, folder, [each for each, path in paths.items() if not _is(Path.is_dir, path)], below=False)
         elif name == "touch":
-            self.change(at, folder, [each for each in named if not here[each].exists()], below=False)
+            self.change(at, folder, [each for each, path in paths.items() if not _is(Path.exists, path)], below=False)
         elif name in ("cp", "ln", "install", "rsync") and not any(each.startswith("-t") for each in words):
             self.change(at, folder, named[-1:])
-        elif name in ("rm", "mv"):
+        elif name in _CHANGE_FILES:
             self.change(at, folder, named)
-        elif name not in _READERS:
+        elif name not in _READERS:  # it may make whatever it names
+            named = named[1:] if name in ("bash", "sh") else named
             named += [each.partition("=")[2] for each in words[1:] if each.startswith("-") and "=" in each]
-            named += [posixpath.basename(each).removesuffix(".git") for each in named if "://" in each or ":" in each]
-            self.change(at, folder, [each for each in named if each and not Path(folder, each).is_file()])
+            named += [posixpath.basename(each).removesuffix(".git") for each in named if ":" in each]
+            paths = {each: posixpath.join(folder, each) for each in named if each}
+            self.change(at, folder, [each for each, path in paths.items() if not _is(Path.is_file, path)])
 
     def which(self, _: Site, __: str, *names: str) -> Answer:
         """`command -v`."""
@@ -509,10 +529,8 @@ class _Bash:
         if name in _STARTERS and (inner := _inner_shell(words)) is not None:
             return "inner", str(inner)
         if is_tool(words):
-            try:
+            with contextlib.suppress(ValueError):  # options that are not known to be harmless
                 return ("in", "") if reads_input(words) else self.tool(at, folder, None, *words)
-            except ValueError:
-                raise UnreadError(at.line, f"`{at.text[:80]}` is not read") from None
         certain = name == "mkdir" and _can_make(folder, words)
         self.change_by(at, folder, words)
         if self.script.is_program(words):
@@ -536,7 +554,8 @@ class _Bash:
     def start(self, at: Site, folder: str, words: Sequence[str], front: Sequence[str], exported: Sequence[str]) -> None:
         """Keep a program. What is not set and stands alone is no word, but for the value of a flag."""
         for before, word in zip(("", *words), words, strict=False):
-            alone = EMPTY.fullmatch(word) and not (before.startswith("-") and "=" not in before)
+            direct = BARE in word or any(re.search(rf'"\$\{{?{each}\b', at.text) for each in names_in(word))
+            alone = EMPTIES.fullmatch(word) and not (before.startswith("-") and "=" not in before and direct)
             if alone or BROKEN.search(word) or _NESTED.search(word):
                 raise _NeededError(names_in(word), at.line)
         empty = [word.replace(f"{BARE}{END}", END if EMPTY.fullmatch(word) else f"{DEFAULT}{END}") for word in words]
@@ -565,12 +584,15 @@ class _Bash:
                 raise _NeededError(names, at.line)
             return self.unknown(at)
         try:
+            if words[0] == "ls" and not self.can_list(folder, files_of(words)):
+                return self.unknown(at)
             looks = words[1:] if words[0] in ("readlink", "realpath") else ()
             if any(self.changed(folder, each) for each in (*looks, *files_of(words))):
                 return self.unknown(at)
-            if any(self.inside(folder, each) is None for each in files_of(words)):
+            if words[0] != "ls" and any(self.inside(folder, each) is None for each in files_of(words)):
                 return self.unknown(at)
-            return output(words, text, folder if Path(folder).is_dir() else "/")
+            status, printed = output(words, text, folder if Path(folder).is_dir() else "/")
+            return self.unknown(at) if words[0] == "sed" and status else (status, printed)
         except OverflowError:
             raise UnreadError(at.line, f"`{at.text[:80]}`: {_ENDLESS}") from None
         except FileNotFoundError:  # the program
@@ -598,6 +620,13 @@ def _inner_shell(words: Sequence[str]) -> int | None:
         if posixpath.basename(word) in ("bash", "sh") and re.fullmatch(r"-[a-z]*c", flag):
             return place
     return None
+
+
+def _is(check: Callable[[Path], bool], path: str) -> bool:
+    """Of a path that may be too long to be one."""
+    with contextlib.suppress(OSError, ValueError):
+        return check(Path(path))
+    return False
 
 
 def _can_make(folder: str, words: Sequence[str]) -> bool:

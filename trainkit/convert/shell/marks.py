@@ -14,6 +14,7 @@ RANKS = frozenset({"NODE_RANK", "MACHINE_RANK", "SLURM_NODEID", "SLURM_PROCID", 
 _NAME = re.compile(f"{START}([^{START}{END}{DEFAULT}{BARE}]+)")
 WHOLE = re.compile(f"{START}([^{START}{END}{DEFAULT}{BARE}]+)(?:{DEFAULT}([^{START}{END}{{}}]*))?{END}")
 EMPTY = re.compile(f"{START}([^{START}{END}{DEFAULT}{BARE}]+)[{DEFAULT}{BARE}]{END}")  # of what is not set: no word
+EMPTIES = re.compile(f"(?:{EMPTY.pattern})+")
 BROKEN = re.compile(f"^[^{START}]*{END}|{START}[^{END}]*$")  # by blanks in a default
 
 

@@ -20,6 +20,7 @@ __need() { [[ $2 != *[$'\ue000\ue001']* ]] || __ask need "$@"; } # SITE TEXT: wh
 __need_length() { [[ $2 != *[$'\ue000\ue001']* ]] || __ask length "$@"; }
 __see() { __need "$@"; builtin printf %s "$2"; }
 __void() { [[ -n $2 ]] || __refuse "$1" void; }
+__own() { [[ -n ${!2+x} ]] || __need "$1" $'\ue000'"$3"$'\ue001'; } # SITE VARIABLE NAME: what is added to
 __of() { # SITE NAME: ${!NAME}
   __need "$1" "$2"
   [[ $2 =~ ^[A-Za-z_][A-Za-z_0-9]*$ ]] || __refuse "$1" indirect # what is left of the arguments is __of's own
@@ -75,7 +76,13 @@ __test() { # SITE [ WORDS ]
 }
 __read() { # SITE read|mapfile|readarray WORDS
   [[ ! /dev/fd/0 -ef /dev/null ]] || __refuse "$1" typed
-  builtin "${@:2}"
+  local __name __held= __status=0
+  builtin "${@:2}" || __status=$?
+  for __name in REPLY MAPFILE "${@:3}"; do # what is split has to be known
+    [[ ! $__name =~ ^[A-Za-z_][A-Za-z_0-9]*$ ]] || { __name+='[*]'; __held+=" ${!__name-}"; }
+  done
+  __need "$1" "$__held"
+  return "$__status"
 }
 __call() { # SITE WORDS: a command of the script's
   local __site=$1
@@ -83,7 +90,11 @@ __call() { # SITE WORDS: a command of the script's
   ((BASH_SUBSHELL < 8)) || __refuse "$__site" deep
   [[ $# -gt 0 ]] || return 0
   __need "$__site" "$1"
-  if [[ $1 != __* ]] && declare -F -- "$1" >&@null; then "$@"; return; fi
+  if [[ $1 != __* ]] && declare -F -- "$1" >&@null; then
+    [[ $* != *[$'\ue002\ue003']$'\ue001'* ]] || __need "$__site" "$*" # words that may be none
+    "$@"
+    return
+  fi
   case $1 in
     command|builtin)
       shift
@@ -158,7 +169,9 @@ __run() { # SITE WORDS
     IFS= builtin read -r -d '' __in || :
     __ask input "$1" "$PWD" "$__in" "${@:2}"
   fi
-  builtin printf %s "$__text"
+  if [[ -n $__text ]]; then # whoever is behind the pipe may not read it
+    trap '' PIPE; builtin printf %s "$__text" 2>&@null || :; trap - PIPE
+  fi
   return "$__code"
 }
 __front=()

@@ -42,6 +42,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _DIFFERS = re.compile(r"\b(RANDOM|SRANDOM|EPOCHSECONDS|SECONDS|BASHPID|PPID)\b|\$\$")
 _DEFAULTS, _FAILS, _INSTEAD = (":-", "-", ":=", "="), (":?", "?"), (":+", "+")
 _FOR_FILES = ("-nt", "-ot", "-ef")
+# Builtins to which a word that is empty, or open, is not the same as one that is not there.
+_COUNT = frozenset({"set", "shift", "break", "continue", "return", "exit", "getopts", "unset", "shopt"})
 _NOT_READ = "`{}` is not read"
 
 
@@ -232,7 +234,7 @@ class _Walk:
         return self.line + int(node["Pos"]["Line"])
 
     def site(self, node: Node, *, command: bool = False) -> int:
-        shown = " ".join(self.text(node).split())[:200]
+        shown = " ".join(self.text(node).split())
         say = self.say if command else None
         sites, back = self.rewriter.sites, command and self.background
         sites.append(Site(len(sites), self.line_of(node), shown, say, back, self.within))
@@ -324,8 +326,9 @@ class _Walk:
         if not words:
             return
         name, first, last = _literal(words[0]), words[0], words[-1]
+        counted = name in _COUNT or (name == "printf" and (self.within or " -v" in self.text(node)))
         for each in words[1:] if name == "[" else words:
-            self.word(each)
+            self.word(each, _SPLIT if counted else _WORD)
         if name in OWN or (name == "exec" and len(words) == 1):
             if name == "set":
                 self.options(words[1:])
@@ -377,6 +380,10 @@ class _Walk:
                 self.arithmetic(each["Index"], index=True)
             if each.get("Value"):
                 self.word(each["Value"])
+        if node.get("Append") and self.is_open(name):
+            own = f"$(__own {self.site(node)} {'__' if name in RENAMED else ''}{name} {name})"
+            for each in [value] if value else _all(node.get("Array") or {}, "Elems")[:1]:
+                self.opens(each, own)
         if value is not None:
             self.value(node, name, value)
 
@@ -387,7 +394,8 @@ class _Walk:
             parts = _all(parts[0], "Parts")
         only = parts[0] if len(parts) == 1 and parts[0]["Type"] == "ParamExp" else None
         if only and _is_plain(only) and self.is_missing(only["Param"]["Value"]):  # it is open by the better name
-            self.cuts[_at(value)] = _to(value), f"${{{only['Param']['Value']}-{opening(name)}}}"
+            mark = "" if name in self.rewriter.known else opening(name)
+            self.cuts[_at(value)] = _to(value), f"${{{only['Param']['Value']}-{mark}}}"
             return
         kept = any(each.get("Type") == "CmdSubst" or self.differs(each) for each in _nodes(value))
         if kept and not node.get("Append") and not node.get("Index"):

@@ -33,6 +33,7 @@ TOOLS: Mapping[str, str] = {
     "sed": "-[nEruz]+|-[nEruz]*e.*",
     "awk": "-[Fv].*",
     "bc": "-[lqs]+",
+    "ls": "-[1AadrStv]+",
     "xargs": "-[0rt]+|-[dnL].*",  # without a command: echo
     "getopt": "-[oln].*|-[aqQTu]+|--(options|longoptions|long|name|quiet|alternative)(=.*)?",
 }
@@ -41,9 +42,8 @@ _SEPARATE = {"basename": "s", "seq": "sf", "cut": "bcdf", "head": "nc", "tail": 
 _NO_INPUT = ("dirname", "basename", "seq", "expr", "realpath", "readlink", "getopt")
 _OF_ITS_OWN = {"grep": 1, "sed": 1, "awk": 1, "tr": 2}  # operands in front of files; tr has none of these
 _ECHOES = re.compile(r"(-[0rt]+ |-[dnL] ?\S+ )*")
-_STARTS = {  # what in a program's text may write or start something
+_STARTS = {  # what in a program's text may write or start something; sed has a sandbox
     "awk": re.compile(r"[|>@]|\b(system|getline|close|fflush|ENVIRON|ARGV)\b"),
-    "sed": re.compile(r"(^|[;{}\n])\s*[\d,$/]*\s*[erRwWF]\b|/[gpiIm\d]*[we]"),
 }
 
 
@@ -54,7 +54,7 @@ def is_tool(words: Sequence[str]) -> bool:
 
 def reads_input(words: Sequence[str]) -> bool:
     """Whether a call reads standard input."""
-    return words[0] not in _NO_INPUT and not files_of(words)
+    return words[0] not in (*_NO_INPUT, "ls") and not files_of(words)
 
 
 def files_of(words: Sequence[str]) -> list[str]:
