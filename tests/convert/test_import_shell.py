@@ -385,6 +385,7 @@ def test_words_that_the_callers_shell_has_made_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "text",
     ["python train.py {1..999999999}", "python train.py $(seq 1 999999999)",
+     "python train.py $(awk 'BEGIN { while (1) {} }')",
      "f0() { :; }\n" + "".join(f"f{n}() {{ f{n - 1}; f{n - 1}; }}\n" for n in range(1, 40)) + "f39; python train.py",
      "X=0123456789\n" + "X=$X$X\n" * 40 + "python train.py $X"],
 )  # fmt: skip

@@ -11,7 +11,6 @@ import fcntl
 import os
 import posixpath
 import re
-import resource
 import select
 import shutil
 import signal
@@ -38,9 +37,9 @@ from trainkit.convert.shell.marks import (
     opening,
 )
 from trainkit.convert.shell.rewriting import RENAMED, Rewriter, Say, Site, UnreadError, quoted
-from trainkit.convert.shell.tools import files_of, is_tool, output, reads_input
+from trainkit.convert.shell.tools import files_of, is_tool, limited, output, reads_input
 
-SECONDS, CPU_SECONDS, MEMORY = 10.0, 3, 512 << 20
+SECONDS = 10.0
 MOST_TOLD, MOST_BYTES, MOST_ROUNDS, MOST_FILE = 20_000, 4 << 20, 30, 1 << 18
 HIGH = 100  # descriptors of ours, above those that scripts use
 # What prepares the environment in which a job's command runs, and what else has an output that nobody reads.
@@ -257,7 +256,7 @@ class _Bash:
                 stderr=error,
                 pass_fds=(null, lock, tell, answers),
                 start_new_session=True,
-                preexec_fn=_limited,  # noqa: PLW1509 - no thread is about
+                preexec_fn=limited,  # noqa: PLW1509 - no thread is about
                 cwd=self.script.here if Path(self.script.here).is_dir() else scratch / "empty",
                 env={"PATH": str(scratch / "empty"), "BASH_ENV": str(scratch / "prelude"), "LC_ALL": "C.UTF-8"},
             )
@@ -592,7 +591,7 @@ class _Bash:
             if words[0] != "ls" and any(self.inside(folder, each) is None for each in files_of(words)):
                 return self.unknown(at)
             status, printed = output(words, text, folder if Path(folder).is_dir() else "/")
-            return self.unknown(at) if words[0] == "sed" and status else (status, printed)
+            return self.unknown(at) if words[0] in ("sed", "awk") and status else (status, printed)
         except OverflowError:
             raise UnreadError(at.line, f"`{at.text[:80]}`: {_ENDLESS}") from None
         except FileNotFoundError:  # the program
@@ -644,13 +643,6 @@ def _can_make(folder: str, words: Sequence[str]) -> bool:
         elif path.exists() or above is None or not os.access(above, os.W_OK) or not above.is_dir():
             return False
     return not is_open(" ".join(words))
-
-
-def _limited() -> None:
-    """Of the shell's process: nothing is written, and it ends."""
-    for number, limit in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(number, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
 
 
 def _renamed(name: str) -> str:

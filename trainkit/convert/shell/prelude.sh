@@ -170,7 +170,7 @@ __run() { # SITE WORDS
     __ask input "$1" "$PWD" "$__in" "${@:2}"
   fi
   if [[ -n $__text ]]; then # whoever is behind the pipe may not read it
-    trap '' PIPE; builtin printf %s "$__text" 2>&@null || :; trap - PIPE
+    builtin trap '' PIPE; builtin printf %s "$__text" 2>&@null || :; builtin trap - PIPE
   fi
   return "$__code"
 }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 
-MOST, SECONDS = 1 << 18, 5  # bytes of an output
+MOST, SECONDS = 1 << 18, 5.0  # bytes of an output
+CPU_SECONDS, MEMORY = 3, 512 << 20
 _LINES = r"-[qvz]+|-\d+|-[nc]-?\+?\d+|-[nc]|--(lines|bytes)=[-+]?\d+"
 # The options of each, whole words; those that end in a letter of _SEPARATE have their value in the next word.
 TOOLS: Mapping[str, str] = {
@@ -83,18 +87,35 @@ def files_of(words: Sequence[str]) -> list[str]:
 
 
 def output(words: Sequence[str], text: str | None, folder: str) -> tuple[int, str]:
-    """Status and output of a call. text: its standard input. Raises OSError, and OverflowError for too much output."""
+    """Status and output of a call. text: its standard input. Raises OSError; OverflowError where it does not end."""
     argv = [words[0], *(["--sandbox"] if words[0] == "sed" else []), *words[1:]]
     environ = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryFile() as given:
         given.write((text or "").encode("utf-8", "surrogateescape"))
         given.seek(0)
         with subprocess.Popen(
-            argv, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=environ
-        ) as process:
+            argv, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=environ,
+            preexec_fn=limited,  # noqa: PLW1509 - no thread is about
+        ) as process:  # fmt: skip
             assert process.stdout is not None
-            found = process.stdout.read(MOST + 1)
-            if len(found) > MOST:
+            found, until = bytearray(), time.monotonic() + SECONDS
+            while select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                part = os.read(process.stdout.fileno(), 1 << 16)
+                found += part
+                if not part or len(found) > MOST:
+                    break
+            else:
+                part = b"-"
+            if part:
                 process.kill()
                 raise OverflowError
+    if process.returncode < 0:
+        raise OverflowError
     return process.returncode, found.decode("utf-8", "surrogateescape")
+
+
+def limited() -> None:
+    """Of a process that reads a script: nothing is written, and it ends."""
+    for number, limit in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(number, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
