@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from trainkit.machine.probes.host import probe_cpu
+from trainkit.machine.host import probe_cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")

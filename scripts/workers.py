@@ -20,7 +20,7 @@ from string import Template
 from typing import Any
 from unittest import mock
 
-from trainkit.frameworks.registry import launcher_of
+from trainkit.tools.registry import launcher_of
 
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

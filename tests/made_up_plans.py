@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Origin
+from trainkit.launch_plan.model import Plan, Text, Variable, bind_words
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.plan.model import Plan, Text, Variable, bind_words
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
 from trainkit.runner.binding import child_environment
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}

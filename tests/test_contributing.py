@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from trainkit.doctor.examine import CHECKS
-from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema.launching import Launcher, Program
+from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
@@ -19,8 +19,8 @@ CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
 NAMED = {
     "optimizers.py",
     "recipe/schema/training.py",
-    "recipe/validation/refused_values.py",
-    "frameworks/hf_trainer/fields.py",
+    "recipe/rules.py",
+    "tools/hf/fields.py",
 }
 
 

@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from trainkit.refusals import HINTS, MEMORY, refusal
+from trainkit.errors import HINTS, MEMORY, refusal
 
 
 @pytest.mark.parametrize("number", sorted(HINTS))

@@ -31,11 +31,10 @@ from transformers import Trainer, TrainingArguments
 from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.source import IGNORED
 from trainkit.trainer.data.text import read_corpus
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.optim.optimizers import build_optimizer
+from trainkit.trainer.optim import build_optimizer
 from trainkit.trainer.setup import Parts
-from trainkit.trainer.signals import Requests
 
 Loop = Callable[[], object]  # trains once, from the first step to the last
 MIXED = {"fp32": "no", "bf16": "bf16"}  # a format as Accelerate calls it

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainkit.frameworks.deepspeed.config import deepspeed_config
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import BatchArithmetic, NodeGroup, Resume, Topology
 from trainkit.machine.facts import Facts
-from trainkit.plan.context import Context
-from trainkit.plan.model import BatchArithmetic, NodeGroup, Resume, Topology
 from trainkit.recipe.resolved import Attachment, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
+from trainkit.tools.deepspeed.config import deepspeed_config
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("def", "return", "self", "import", "class", "for", "in", "range", "x", "y", "(", ")", ":", "\n    ")

@@ -13,10 +13,10 @@ from typing import Any, get_args, get_origin
 import yaml
 from mutations import changed
 
-from trainkit.frameworks.accelerate.launcher import FLAGS as ACCELERATE
-from trainkit.frameworks.deepspeed.launcher import FLAGS as DEEPSPEED
-from trainkit.frameworks.torchrun import FLAGS as TORCHRUN
 from trainkit.recipe.schema.fields import Setting, members, schema
+from trainkit.tools.accelerate.launcher import FLAGS as ACCELERATE
+from trainkit.tools.deepspeed.launcher import FLAGS as DEEPSPEED
+from trainkit.tools.torchrun import FLAGS as TORCHRUN
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "corpus"

@@ -253,7 +253,7 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("another user's file is removed", "if os.lstat(path).st_uid == os.getuid():", "if os.lstat(path):"),
         ],
     },
-    "runner/supervisor/termination.py": {
+    "runner/supervisor/guardian.py": {
         "runner/test_termination.py": [
             (
                 "the grace time is twice as long",
@@ -279,12 +279,12 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("a dry run runs what a jump names", "or not PLAIN.fullmatch(of_it)", ""),
         ],
     },
-    "jobs/orders.py": {
-        "jobs/test_states.py::test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done": [
+    "schedulers/jobs/following.py": {
+        "schedulers/test_states.py::test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done": [
             ("attach goes where another user's plan says", "hosts_of(layout, own=True)", "hosts_of(layout)"),
             ("save runs what another user's plan names", "read_plan(layout, own=True)", "read_plan(layout)"),
         ],
-        "jobs/test_ended_jobs.py": [
+        "schedulers/test_ended_jobs.py": [
             (
                 "a job that is another's by now is ended",
                 "if found is not None and not found.is_of(layout.id, layout.name, layout.root.stat().st_uid):",
@@ -293,8 +293,8 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("a word that Slurm would not pass on stays", "if not told_before:", "if False:"),
         ],
     },
-    "jobs/states.py": {
-        "jobs/test_states.py": [
+    "schedulers/jobs/states.py": {
+        "schedulers/test_states.py": [
             ("an unknown state is an end", '"requeued", "unknown")\n', '"requeued")\n'),
             ("a run that is held for its nodes is removed", " or is_held(layout) is not False:\n", ":\n"),
             ("another user's run is removed", "os.geteuid() not in (0, _owner(layout)) or ", ""),
@@ -335,8 +335,8 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("pruning follows links", "(0, _owner(layout)) or is_linked(layout):", "(0, _owner(layout)):"),
         ],
     },
-    "jobs/arrays.py": {
-        "jobs/test_submissions_in_doubt.py": [
+    "schedulers/jobs/arrays.py": {
+        "schedulers/test_submissions_in_doubt.py": [
             (
                 "an array that cannot be written down runs",
                 "answer_or(slurm.cancel(given.job, cluster=given.cluster), None, environ)",
@@ -344,13 +344,13 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ),
         ],
     },
-    "jobs/records.py": {
-        "jobs/test_records.py": [
+    "schedulers/jobs/records.py": {
+        "schedulers/test_records.py": [
             ("another user's run is acted on", "if os.geteuid() not in (0, owner):", "if False:"),
         ],
     },
     "schedulers/slurm.py": {
-        "jobs/test_submissions_in_doubt.py": [
+        "schedulers/test_submissions_in_doubt.py": [
             (
                 "a job that is hidden, or has ended, is not found in the queue",
                 '("--noheader", "--all", "--states=all",',

@@ -75,7 +75,7 @@ def _checkpoint(draw: random.Random) -> Attack:
 
 def _sign(checkpoint: Path, draw: random.Random) -> None:
     """Make the manifest true again, mostly: who makes a checkpoint makes its checksums."""
-    from trainkit.runner.rundir.checkpoints import checksum
+    from trainkit.runner.rundir.listing import checksum
     from trainkit.trainer.checkpoint.manifest import described_files
     from trainkit.trainer.settings import World
 

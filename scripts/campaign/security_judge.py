@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.convert.shell.tools import TOOLS
+from trainkit.convert.shell.evaluating import TOOLS
 
 SECONDS, BYTES = 10, 1_000_000_000  # processor time and memory of one attack, above what this process has
 WALL = 60  # seconds: what waits uses no processor

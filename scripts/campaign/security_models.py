@@ -132,8 +132,7 @@ def _build(folder: Path) -> None:
 
 
 def _tokenize(folder: Path) -> None:
-    from trainkit.trainer.data.chat_template import ChatError
-    from trainkit.trainer.data.encoding import open_encoder
+    from trainkit.trainer.data.encoding import ChatError, open_encoder
 
     encoder = open_encoder(str(folder / "work/given"))
     encoder.plain("the cat sat")

@@ -122,10 +122,10 @@ def _child(folder: Path, tools: Path, kind: str, words: Sequence[str]) -> int:
         os.chdir(folder)
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         os.environ["TRAINKIT_CARD_LOCKS"] = os.environ["HOME"] = str(folder)
-        from trainkit.jobs import holding, hosts
+        from trainkit.schedulers.jobs import ssh_runs
 
-        hosts.addresses = lambda *_: ["gpu1", "gpu2"]  # type: ignore[assignment]
-        holding.Holder = lambda *_: SimpleNamespace(run=lambda: 0)  # type: ignore[assignment,misc]  # all but the nodes
+        ssh_runs.addresses = lambda *_: ["gpu1", "gpu2"]  # type: ignore[assignment]
+        ssh_runs.Holder = lambda *_: SimpleNamespace(run=lambda: 0)  # type: ignore[assignment,misc]  # all but the nodes
         code = command(*words)(folder)
     finally:
         os._exit(code)
@@ -137,9 +137,9 @@ def _copied(folder: Path, run: Path) -> Path:
 
 def _finish(runs: Mapping[str, Path]) -> None:
     """What a cluster's nodes would have written, by what writes it there."""
-    from trainkit.jobs.records import Attempt, Submission, update_status, write_attempt, write_submission
     from trainkit.runner.rundir.layout import RunLayout
     from trainkit.runner.rundir.records import Pids, RankRecord, write_record
+    from trainkit.schedulers.jobs.records import Attempt, Submission, update_status, write_attempt, write_submission
     from trainkit.trainer.metrics.writers import JsonLines
 
     write_submission(RunLayout(runs["array"]), Submission("slurm", "77_2", ("sbatch",)))
@@ -539,11 +539,11 @@ def _seen(run: Path) -> list[tuple[str, bytes]]:
 
 def _hurry() -> None:
     """Times that are made for machines and people, cut short: what waits has to end within an attack."""
-    from trainkit.cli.commands import dump
-    from trainkit.jobs import batch, held
+    from trainkit.cli.commands import runs as dump
+    from trainkit.schedulers.jobs import batch, ssh_runs
 
     dump.ANSWER_SECONDS = 2.5
-    batch.KILL_SECONDS = batch.LINGER_SECONDS = held.SEE_SECONDS = 0.3
+    batch.KILL_SECONDS = batch.LINGER_SECONDS = ssh_runs.SEE_SECONDS = 0.3
 
 
 def _answers(which: int, run: Path, job: str) -> dict[str, tuple[str, int]]:

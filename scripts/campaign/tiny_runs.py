@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import checkpoints_of
 
 MARK = "TRAINKIT_CAMPAIGN_MARK"
 NAME = "tiny"

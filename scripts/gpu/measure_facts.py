@@ -169,7 +169,7 @@ def sampling(asked: Asked) -> dict[str, Any]:
     """CPU and wall milliseconds of one sample of cards.jsonl."""
     import pynvml
 
-    from trainkit.plan.model import Card
+    from trainkit.launch_plan.model import Card
     from trainkit.runner.report.card_watch import CardWatch
 
     uuid = nvml.text(pynvml.nvmlDeviceGetUUID(nvml.handle(shown_card())))

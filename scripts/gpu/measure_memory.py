@@ -85,7 +85,7 @@ class Phases:
 def step(parts: Any, phases: Phases) -> None:
     """Two whole steps, then one in its phases, as `trainkit.trainer.loop.optimizer_step` does it."""
     from trainkit.trainer.loop import batches, optimizer_step, split_micro
-    from trainkit.trainer.optim.mixed_precision import casts_kept
+    from trainkit.trainer.optim import casts_kept
 
     given, strategy = batches(parts, 0), parts.strategy
     for number in range(2):

@@ -43,9 +43,8 @@ def words_of(asked: Asked, steps: int) -> list[str]:
 
 def trained(parts: Any) -> tuple[list[Row], float]:
     """Train with the trainer's own loop: its metrics lines, and seconds of compiling."""
-    from trainkit.trainer.loop import train
+    from trainkit.trainer.loop import Requests, train
     from trainkit.trainer.metrics.writers import Metrics
-    from trainkit.trainer.signals import Requests
 
     metrics = Metrics(parts.settings.run_dir, [], main=True)
     progress = train(parts, 0, metrics, Requests())

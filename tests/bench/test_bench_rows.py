@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.bench.comparison import Comparison, Measurement, Row, as_csv, as_data, compare, measure, remaining, render
+from trainkit.bench import Comparison, Measurement, Row, as_csv, as_data, compare, measure, remaining, render
 
 MIB = 2**20
 

@@ -237,7 +237,7 @@ def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows
     import security_strangers as around
 
     from trainkit.schedulers import kubectl, slurm, ssh
-    from trainkit.schedulers.interface import Query
+    from trainkit.schedulers.base import Query
 
     workload = "default/jobset/mine-20261125-194728-d13cd6"
     for number in ("101", "77_2"):

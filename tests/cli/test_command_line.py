@@ -17,7 +17,7 @@ import yaml
 from trainkit import __version__
 from trainkit.cli.disk import Disk
 from trainkit.cli.line import split_line
-from trainkit.plan.serialize import plan_from_json, plan_to_json
+from trainkit.launch_plan.model import plan_from_json, plan_to_json
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]

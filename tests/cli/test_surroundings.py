@@ -214,7 +214,7 @@ INTERRUPTS = {
     "while its first modules are loaded": (
         "class Interrupt:\n"
         "    def find_spec(name, *_):\n"
-        "        if name == 'trainkit.cli.boundary': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'trainkit.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupt)\n"
     ),
 }

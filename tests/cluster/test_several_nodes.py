@@ -11,8 +11,8 @@ import pytest
 
 from tests.cluster.slurm_jobs import Cluster, losses
 from trainkit.files import read_json
-from trainkit.runner.rundir.checkpoints import checkpoints_of
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import checkpoints_of
 
 # Trains nothing and imports nothing: says where each rank is, and waits or ends as it is told.
 PROGRAM = """

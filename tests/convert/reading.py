@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.made_up_recipes import MemoryFiles
 from trainkit.convert.importing import check_import, import_words
-from trainkit.flags.resolve import resolve
-from trainkit.frameworks.base.draft import ImportContext
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
+from trainkit.tools.base.draft import ImportContext
 
 HERE = "/here"
 

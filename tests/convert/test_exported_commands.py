@@ -13,9 +13,9 @@ from tests.convert.test_round_trip import CPU, GLUE, Trainkit, facts
 from trainkit.cli.disk import Disk
 from trainkit.convert.exporting import export
 from trainkit.errors import RecipeError
-from trainkit.flags.resolve import resolve
-from trainkit.plan.context import Context
+from trainkit.launch_plan.context import Context
 from trainkit.planner.build import decide
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request
 
 DDP = "strategy: {kind: ddp}\n"

@@ -10,7 +10,7 @@ from tests.convert.reading import checked, comments, imported, read, settings
 from tests.made_up_recipes import MemoryFiles
 from trainkit.convert.importing import recipe_text
 from trainkit.errors import RecipeError
-from trainkit.frameworks.base.draft import Draft, ImportContext
+from trainkit.tools.base.draft import Draft, ImportContext
 
 # (a) to (d) as `accelerate config` wrote them at the time of the guides.
 TWO_MACHINES = """\

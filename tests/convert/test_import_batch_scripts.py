@@ -8,10 +8,10 @@ from hypothesis import settings as limited
 from hypothesis import strategies as st
 
 from tests.convert.reading import comments, imported, read, settings
-from trainkit.convert.slurm.section import time_limit
+from trainkit.convert.sbatch import time_limit
 from trainkit.errors import RecipeError, UsageError
+from trainkit.launch_plan.model import Variable
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.plan.model import Variable
 from trainkit.planner.build import build_plan
 from trainkit.schedulers.slurm_answers import seconds
 

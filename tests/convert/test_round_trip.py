@@ -17,14 +17,14 @@ from trainkit.cli.disk import Disk
 from trainkit.cli.machines import machine_facts
 from trainkit.convert.exporting import EXPORTS, carried, exceptions, export, unfit
 from trainkit.errors import RecipeError
-from trainkit.flags.resolve import resolve
-from trainkit.frameworks.base.draft import ImportContext
+from trainkit.launch_plan.context import Context
 from trainkit.machine.facts import Facts
-from trainkit.plan.context import Context
 from trainkit.planner.build import decide
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import lies_in
 from trainkit.recipe.schema.launching import program_argv
+from trainkit.tools.base.draft import ImportContext
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 SHIPPED = Disk().shipped()

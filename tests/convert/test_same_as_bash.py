@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tests.convert.idioms import IDIOMS
 from trainkit.convert.command import starts_program
 from trainkit.convert.shell.evaluating import Script, Started, evaluate
-from trainkit.convert.shell.marks import DEFAULT, WHOLE
-from trainkit.convert.shell.rewriting import UnreadError
+from trainkit.convert.shell.rewriting import DEFAULT, WHOLE, UnreadError
 
 pytestmark = pytest.mark.cli
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ import pytest
 
 from tests.convert.reading import HERE, comments, context, imported, read, settings
 from trainkit.errors import RecipeError
-from trainkit.flags.resolve import resolve
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
 
 Machine = Callable[..., Facts]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prepared_machine import Machine
 
-from trainkit.doctor.commands import Commands
+from trainkit.doctor.check import Commands
 
 
 @pytest.fixture

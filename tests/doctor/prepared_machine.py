@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.pipeline import resolve_request
-from trainkit.doctor.check import CheckResult, Host, Space, Target
-from trainkit.doctor.commands import Commands
+from trainkit.doctor.check import CheckResult, Commands, Host, Space, Target
 from trainkit.doctor.examine import CHECKS, apply
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prepared_machine import GIB, Machine, target_for, text_of
 
-from trainkit.doctor.checks.build_tools import NEWEST
+from trainkit.doctor.checks.compilers import NEWEST
 from trainkit.machine.facts import Gpu, TorchBuild
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder)  Tue Aug 2026\n"
@@ -174,7 +174,7 @@ def test_minor_versions_mix_where_deepspeed_takes_them(machine: Machine, cuda: s
 def test_deepspeed_says_the_same_of_minor_versions() -> None:
     import deepspeed.ops.op_builder.builder as builder
 
-    from trainkit.doctor.checks.cuda_toolkits import MINORS_MIX
+    from trainkit.doctor.checks.compilers import MINORS_MIX
 
     assert frozenset(builder.cuda_minor_mismatch_ok) == MINORS_MIX
 
@@ -256,7 +256,7 @@ def test_an_nvcc_that_fails_is_named(good: Machine) -> None:
 
 
 def test_an_nvcc_that_hangs_holds_nobody(good: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainkit.doctor.checks.cuda_toolkits.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("trainkit.doctor.checks.compilers.NVCC_SECONDS", 0.3)
     good.program("usr/local/cuda-12.8/bin/nvcc", "exec /bin/sleep 60")
     assert "did not end within 0.3 s" in text_of(good.examine("toolkits"))
 

@@ -12,8 +12,7 @@ import pytest
 from prepared_machine import Machine
 
 from trainkit.cli.commands.doctor import as_data, render
-from trainkit.doctor.check import Check, CheckResult, Finding, Host, Level, Target, ok, skipped, worst
-from trainkit.doctor.commands import Commands
+from trainkit.doctor.check import Check, CheckResult, Commands, Finding, Host, Level, Target, ok, skipped, worst
 from trainkit.doctor.examine import CHECKS, examine
 
 

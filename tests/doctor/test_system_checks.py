@@ -14,7 +14,7 @@ import pytest
 from prepared_machine import GIB, MIB, Machine, target_for, text_of
 
 from trainkit.doctor.check import Level, Space
-from trainkit.doctor.checks.disk import obstacle
+from trainkit.doctor.checks.limits import obstacle
 from trainkit.text import format_size
 
 SHARED = "shared-memory"
@@ -151,9 +151,9 @@ def test_the_trial_of_the_disk_leaves_nothing_and_spares_a_full_one(machine: Mac
 
 
 def test_a_slow_disk_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainkit.doctor.checks import disk
+    from trainkit.doctor.checks import limits
 
-    monkeypatch.setattr(disk, "SLOW", 2**60)
+    monkeypatch.setattr(limits, "SLOW", 2**60)
     result = machine.examine("write-speed")
     assert result.level == "warning" and "slow:" in text_of(result)
 

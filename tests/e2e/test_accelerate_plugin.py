@@ -16,7 +16,7 @@ from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
 
 PROGRAMS = Path(__file__).parent / "programs"
 PACKAGES = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", "transformers": "5.23.0"}

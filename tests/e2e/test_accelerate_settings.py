@@ -15,12 +15,12 @@ import pytest
 
 from trainkit.convert.exporting import export
 from trainkit.errors import Origin
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan, decide
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
 
 PROGRAM = Path(__file__).parent / "programs" / "accelerate_parse.py"
 # What the test gives the variables that are known only when a run starts: the second of two nodes.

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.convert.reading import imported, read
-from tests.frameworks.foreign_deepspeed_files import files
-from trainkit.frameworks.deepspeed.removed import KEYS, OPTIMIZERS
+from tests.tools.foreign_deepspeed_files import files
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.planner.build import build_plan
 from trainkit.recipe.schema.fields import nest
+from trainkit.tools.deepspeed.config import KEYS, OPTIMIZERS
 
 PROGRAM = Path(__file__).parent / "programs" / "deepspeed_files.py"
 CARDS = tuple(Gpu(each, f"GPU-{each}", "A100", 2**36, 2**36, (8, 0)) for each in range(2))

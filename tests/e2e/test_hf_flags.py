@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Origin
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Entry, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
 
 PROGRAM = Path(__file__).parent / "programs" / "hf_parse.py"
 PINNED = Path(__file__).resolve().parents[2] / "scripts" / "transformers-4.txt"

@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.convert.reading import imported, read
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
 
 Machine = Callable[..., Facts]

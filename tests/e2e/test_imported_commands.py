@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.convert.reading import imported, read
 from trainkit.cli.machines import machine_facts
-from trainkit.plan.model import Plan
+from trainkit.launch_plan.model import Plan
 from trainkit.planner.build import build_plan
 
 PARSER = Path(__file__).parent / "programs" / "hf_parse.py"

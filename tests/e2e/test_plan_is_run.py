@@ -12,8 +12,7 @@ from string import Template
 
 import pytest
 
-from trainkit.plan.model import Plan, Variable
-from trainkit.plan.serialize import plan_from_json
+from trainkit.launch_plan.model import Plan, Variable, plan_from_json
 from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
 

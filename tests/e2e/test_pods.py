@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from trainkit.cli.pipeline import plan_recipe, resolve_request
-from trainkit.jobs import pods
-from trainkit.recipe.yaml.writer import resolved_yaml
+from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.schedulers import kubernetes
+from trainkit.schedulers.jobs import pods
 
 RUN = "20261123-012042-abcdef"
 

@@ -22,11 +22,10 @@ from tests.hub_server.server import READER, TOKEN, Hub
 from tests.trainer.tiny_tokenizer import save_tokenizer
 from tests.warm_ranks import start_ranks
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.uploads import clear_uploads
-from trainkit.trainer.checkpoint.export import export
-from trainkit.trainer.checkpoint.hub_layout import card
+from trainkit.trainer.checkpoint.export import card, export
 from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.settings import read_settings
 

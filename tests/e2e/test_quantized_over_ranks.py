@@ -11,11 +11,10 @@ from strategy_runs import CASES, largest_difference, read_curve, write_corpus, w
 
 from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import export_adapters
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 pytestmark = pytest.mark.needs("bitsandbytes>=0.50", "transformers>=5", "peft", "torch>=2.7")
 SIZES: dict[str, Any] = {

@@ -12,8 +12,8 @@ from wizard_terminal import DOWN, contents, converse, environment, planned, spaw
 
 from tests.conftest import Trainkit
 from tests.wizard.conftest import machine_of
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 
 WITNESS = Path(__file__).resolve().parent / "programs" / "witness.py"
 Drive = Callable[..., Plan]

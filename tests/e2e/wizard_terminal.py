@@ -12,10 +12,10 @@ from typing import Any
 import pexpect
 
 from trainkit.cli.disk import Disk
-from trainkit.flags.resolve import resolve
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request
 
 DOWN, UP, ENTER = "\x1b[B", "\x1b[A", "\r"

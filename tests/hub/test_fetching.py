@@ -172,7 +172,7 @@ def test_what_was_fetched_needs_no_network_and_no_library(
     by_name = imported()
     assert not {each.partition(".")[0] for each in by_name} & {"huggingface_hub", "transformers", "torch"}
     more = by_name - imported(f"model.path={model}")  # or it would take longer than on a folder
-    assert more <= {"trainkit.hub.lookup", "trainkit.hub.obstacles"}
+    assert more <= {"trainkit.hub.lookup"}
 
 
 REFUSED = (

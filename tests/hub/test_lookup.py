@@ -13,10 +13,9 @@ import pytest
 from tests.hub_server.server import READER, Hub
 from trainkit.errors import RecipeError, UsageError
 from trainkit.hub.cache import Copy
-from trainkit.hub.fetch import fetch
+from trainkit.hub.fetch import fetch, finish_parts
 from trainkit.hub.lookup import Way, look_up
 from trainkit.hub.names import Named
-from trainkit.hub.parts import finish_parts
 from trainkit.recipe.resolved import Resolved
 
 pytestmark = pytest.mark.torch

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainkit.hub.cache import cache_root, copy_of, located, shown
+from trainkit.hub.cache import cache_root, copy_of, guide, lack, located, shown, wanted
 from trainkit.hub.names import Named, at, named_by, pinned, revision_without_name
 from trainkit.hub.splits import Asked
-from trainkit.hub.wanted import guide, lack, wanted
 from trainkit.recipe.repository import is_repository, meant
 from trainkit.recipe.schema import Recipe
 

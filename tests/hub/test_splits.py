@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainkit.hub.cache import lack, wanted
 from trainkit.hub.names import Named
 from trainkit.hub.splits import Asked, NoSuchPartError, chosen, files_by_split
-from trainkit.hub.wanted import lack, wanted
 
 SUBSETS = """---
 license: odc-by

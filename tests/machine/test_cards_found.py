@@ -16,9 +16,9 @@ import pytest
 
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
+from trainkit.machine import gpus, host
 from trainkit.machine.facts import Facts, GpuProcess
 from trainkit.machine.probe import PROBES, answers, probe
-from trainkit.machine.probes import amd, host, nvidia, packages, scheduler
 from trainkit.runner.report import card_watch
 
 
@@ -144,7 +144,7 @@ def test_a_hanging_driver_costs_its_time_limit(cards: Cards, monkeypatch: pytest
 
 
 def test_amd_cards_are_read_from_the_kernel_in_rocms_order(tmp_path: Path) -> None:
-    nodes = tmp_path / amd.TOPOLOGY
+    nodes = tmp_path / gpus.TOPOLOGY
     told = {0: "simd_count 0\n", 1: "location_id 25344 domain 0", 2: "location_id 768 domain 0"}
     for number, text in told.items():
         (nodes / str(number)).mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_amd_cards_are_read_from_the_kernel_in_rocms_order(tmp_path: Path) -> No
     device.mkdir(parents=True)
     for name, text in {"mem_info_vram_total": "206141652992", "mem_info_vram_used": "1000", "numa_node": "1"}.items():
         (device / name).write_text(f"{text}\n")
-    first, second = amd.probe(tmp_path)["amd"]
+    first, second = gpus.probe_amd(tmp_path)["amd"]
     assert (first.index, first.vendor, first.pci_bus_id, first.numa_node) == (0, "amd", "0000:63:00.0", 1)
     assert (first.memory_total, first.memory_free) == (206141652992, 206141651992)
     assert (first.uuid, first.name, first.compute_capability) == ("GPU-0000000000001c2b", "AMD gfx942", (9, 4))
@@ -187,7 +187,7 @@ def test_what_torch_was_built_for_is_read_without_importing_it(
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(text)
-    build = packages.probe_torch([str(tmp_path)])["torch"]
+    build = host.probe_torch([str(tmp_path)])["torch"]
     assert build is not None
     assert (build.cuda, build.hip) == told
 
@@ -214,7 +214,7 @@ def test_numa_nodes_have_their_cores_and_memory(tmp_path: Path) -> None:
     ],
 )
 def test_the_schedulers_allocation_is_a_fact(environ: dict[str, str], told: tuple[str, str, str]) -> None:
-    allocation = scheduler.probe(environ)["allocation"]
+    allocation = host.probe_allocations(environ)["allocation"]
     assert allocation is not None
     assert (allocation.scheduler, allocation.job) == told[:2]
     assert told[2] in allocation.variables
@@ -222,7 +222,7 @@ def test_the_schedulers_allocation_is_a_fact(environ: dict[str, str], told: tupl
 
 
 def test_without_a_scheduler_there_is_no_allocation() -> None:
-    assert scheduler.probe({"PATH": "/bin"}) == {"allocation": None}
+    assert host.probe_allocations({"PATH": "/bin"}) == {"allocation": None}
 
 
 def test_what_is_asked_of_nvml_and_its_numbers_are_those_of_the_real_library() -> None:
@@ -232,7 +232,7 @@ def test_what_is_asked_of_nvml_and_its_numbers_are_those_of_the_real_library() -
 
     import pynvml
 
-    asked = set(re.findall(r"nvml[A-Z]\w+", Path(nvidia.__file__).read_text() + Path(card_watch.__file__).read_text()))
+    asked = set(re.findall(r"nvml[A-Z]\w+", Path(gpus.__file__).read_text() + Path(card_watch.__file__).read_text()))
     assert len(asked) > 20
     assert {name for name in asked if not hasattr(pynvml, name)} == {
         "nvmlClocksEventReasons"

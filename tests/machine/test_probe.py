@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from trainkit.machine import gpus, host
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.probe import PROBES, probe
-from trainkit.machine.probes import host, nvidia, packages
 
 GIGABYTE = 1024**3
 
@@ -161,7 +161,7 @@ def test_cards_are_read_from_nvml_where_a_driver_shows_itself(
 ) -> None:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found = nvidia.probe(write(tmp_path, {driver: ""}))["gpus"]
+    found = gpus.probe_nvidia(write(tmp_path, {driver: ""}))["gpus"]
     assert found[0] == Gpu(0, "GPU-0", "NVIDIA H100", 80 * GIGABYTE, 70 * GIGABYTE, (9, 0))
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-1"]
     assert fake.stopped
@@ -169,7 +169,7 @@ def test_cards_are_read_from_nvml_where_a_driver_shows_itself(
 
 def test_without_a_driver_nvml_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import would raise
-    found = nvidia.probe(tmp_path)
+    found = gpus.probe_nvidia(tmp_path)
     assert found["gpus"] == ()
     assert "no NVIDIA driver is loaded" in found["notes"]["nvidia"]
 
@@ -206,12 +206,12 @@ def test_versions_are_those_that_an_import_would_find(tmp_path: Path) -> None:
             "unwanted-1.0.dist-info/METADATA": "",
         },
     )
-    found = packages.probe([str(first), str(tmp_path / "missing"), str(second)])["packages"]
+    found = host.probe_packages([str(first), str(tmp_path / "missing"), str(second)])["packages"]
     assert found == {"deepspeed": "0.19.8", "nvidia-ml-py": "13.0", "torch": "2.13.0+cpu"}
 
 
 def test_the_installed_versions_are_those_of_the_metadata() -> None:
     from importlib.metadata import version
 
-    for name, found in packages.probe()["packages"].items():
+    for name, found in host.probe_packages()["packages"].items():
         assert version(name) == found

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Notice
-from trainkit.planner.advice.tensor_cores import SOURCE
 from trainkit.planner.build import build_plan
+from trainkit.planner.notices import SOURCE
 from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Plan, Variable, plan_to_json, text
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan, Variable, text
-from trainkit.plan.serialize import plan_to_json
 from trainkit.planner.build import SavedCheckpoint, build_plan
 from trainkit.recipe.resolved import Resolved
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Allocation, Facts, Gpu, GpuProcess, Hold, MigInstance, NumaNode
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

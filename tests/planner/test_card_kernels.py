@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts, TorchBuild
-from trainkit.plan.model import Notice
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

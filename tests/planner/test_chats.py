@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainkit.planner.chats import chat_problems
+from trainkit.planner.rules import chat_problems
 from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]

@@ -12,22 +12,14 @@ from typing import Any, get_args
 import pytest
 
 from trainkit.errors import RecipeError
-from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
-from trainkit.machine.facts import Facts
-from trainkit.machine.versions import at_least
-from trainkit.plan.combination import Amount, Combination
+from trainkit.launch_plan.support import Amount, Combination
+from trainkit.machine.facts import Facts, at_least
 from trainkit.planner.build import build_plan
-from trainkit.planner.compatibility import (
-    DEVICES,
-    OF_BUILTIN,
-    STRATEGIES,
-    refusals,
-    table_cells,
-)
-from trainkit.planner.refusals import REFUSALS
 from trainkit.planner.requirements import REQUIREMENTS, of_tool
+from trainkit.planner.rules import DEVICES, OF_BUILTIN, REFUSALS, STRATEGIES, refusals, table_cells
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Launcher
+from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 Layered = Callable[..., Resolved]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
 from trainkit.planner.env import DECIDED, LEAKS
 from trainkit.recipe.resolved import Resolved

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

@@ -12,8 +12,8 @@ from trainkit.errors import RecipeError
 from trainkit.hub.cache import Copy
 from trainkit.hub.names import Download, Named
 from trainkit.hub.splits import Asked
+from trainkit.launch_plan.model import plan_from_json, plan_to_json
 from trainkit.machine.facts import Facts
-from trainkit.plan.serialize import plan_from_json, plan_to_json
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

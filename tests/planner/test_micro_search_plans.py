@@ -10,10 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Plan, plan_from_json, plan_to_json
+from trainkit.launch_plan.render import table
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
-from trainkit.plan.render import table
-from trainkit.plan.serialize import plan_from_json, plan_to_json
 from trainkit.planner.build import build_plan
 from trainkit.planner.fingerprint import memory_digest
 from trainkit.recipe.resolved import Resolved

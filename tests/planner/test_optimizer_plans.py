@@ -13,11 +13,11 @@ import pytest
 
 from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError, TrainingError
-from trainkit.flags.resolve import resolve
+from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
 from trainkit.optimizers import MOMENTS, OPTIMIZERS, OTHER_NAMES
-from trainkit.plan.model import Notice
 from trainkit.planner.build import build_plan
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.training import OptimizerName
 
@@ -44,7 +44,7 @@ def test_everything_is_known_of_every_name() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_and_the_trainer_say_the_same_of_the_settings_that_an_optimizer_takes(name: str) -> None:
-    torch_side = pytest.importorskip("trainkit.trainer.optim.optimizers")
+    torch_side = pytest.importorskip("trainkit.trainer.optim")
     from trainkit.recipe.schema import Optimizer
 
     def handed(**settings: float) -> dict[str, Any]:

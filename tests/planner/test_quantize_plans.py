@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Notice
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

@@ -13,14 +13,14 @@ import yaml
 from tests.made_up_recipes import MemoryFiles
 from trainkit.cli.disk import Disk
 from trainkit.errors import RecipeError
-from trainkit.flags.resolve import resolve
-from trainkit.jobs.node import BOUND_HERE, SAID
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import schema
-from trainkit.recipe.yaml.writer import resolved_yaml
+from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.runner.nodes.assembly import comparable
+from trainkit.schedulers.jobs.node import BOUND_HERE, SAID
 
 SHIPPED = Disk().shipped()
 RECIPES = [name for name in SHIPPED if name.startswith("recipes/")]

@@ -10,9 +10,9 @@ import pytest
 
 from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError
-from trainkit.flags.resolve import resolve
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
 
 Layered = Callable[..., Resolved]

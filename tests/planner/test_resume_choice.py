@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan
 from trainkit.planner.build import build_plan
 from trainkit.planner.resume import SavedCheckpoint, unreadable
 from trainkit.recipe.resolved import Resolved

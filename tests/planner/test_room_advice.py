@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Notice
-from trainkit.planner.advice.memory import largest
 from trainkit.planner.build import build_plan
+from trainkit.planner.memory import largest
 from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]

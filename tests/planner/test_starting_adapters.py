@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainkit.planner.starting import adapter_problems
+from trainkit.planner.rules import adapter_problems
 from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from trainkit.launch_plan.render.explain import render
 from trainkit.machine.facts import Facts
-from trainkit.plan.render.explain import render
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

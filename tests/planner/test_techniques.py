@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from trainkit.flags.registry import flags
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.planner.techniques import TECHNIQUES
+from trainkit.recipe.flags import flags
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.fields import schema
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Choice, Plan
+from trainkit.launch_plan.render.table import render
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Choice, Plan
-from trainkit.plan.render.table import render
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

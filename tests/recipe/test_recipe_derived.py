@@ -14,13 +14,12 @@ import yaml
 
 from trainkit.cli.disk import Disk, shipped_root
 from trainkit.errors import TrainkitError
-from trainkit.flags.resolve import resolve
+from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import members, open_keys, schema, short_forms, tagged_sections
-from trainkit.recipe.schema.json_schema import json_schema
-from trainkit.recipe.schema.reference import reference_text
-from trainkit.recipe.validation.type_errors import PATTERN_WORDS, expected
-from trainkit.recipe.yaml.writer import recipe_yaml, resolved_yaml
+from trainkit.recipe.schema.json_schema import json_schema, reference_text
+from trainkit.recipe.validate import PATTERN_WORDS, expected
+from trainkit.recipe.yaml_writer import recipe_yaml, resolved_yaml
 
 Solve = Callable[..., Resolved]
 SHIPPED = Disk().shipped()

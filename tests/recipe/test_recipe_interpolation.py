@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.layers import interpolation
+from trainkit.recipe import interpolation
 from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]
@@ -183,7 +183,7 @@ def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
     code = (
         "import sys\n"
         "from tests.made_up_recipes import MemoryFiles\n"
-        "from trainkit.flags.resolve import resolve\n"
+        "from trainkit.recipe.flags import resolve\n"
         "from trainkit.recipe.resolved import Request\n"
         "def go(text): resolve(Request('r.yaml', '/w'), MemoryFiles({'/w/r.yaml': text}))\n"
         "go('train: {steps: 1}\\nprogram: {args: {a: \"${x}\"}}\\n')\n"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layers.layer import Layer
-from trainkit.recipe.layers.merge import merge
+from trainkit.recipe.layer import Layer
+from trainkit.recipe.merge import merge
 from trainkit.recipe.resolved import Resolved
 
 Solve = Callable[..., Resolved]

@@ -14,12 +14,11 @@ from tests.made_up_recipes import MemoryFiles
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.cli.disk import Disk
 from trainkit.errors import RecipeError
-from trainkit.flags.registry import flags
-from trainkit.flags.resolve import resolve
+from trainkit.recipe.flags import flags, resolve
 from trainkit.recipe.resolved import Request
 from trainkit.recipe.schema.fields import schema
-from trainkit.recipe.yaml.reader import compose
-from trainkit.recipe.yaml.writer import resolved_yaml
+from trainkit.recipe.yaml_reader import compose
+from trainkit.recipe.yaml_writer import resolved_yaml
 
 SHIPPED = {name: Path(path).read_text(encoding="utf-8") for name, path in Disk().shipped().items()}
 FULL = (

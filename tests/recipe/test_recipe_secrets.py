@@ -10,8 +10,8 @@ import pytest
 
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line, mask_private_keys, mask_words
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.secrets import is_secret_name, mask, mask_line, mask_private_keys, mask_words
 
 Solve = Callable[..., Resolved]
 Refuse = Callable[..., list[Diagnostic]]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trainkit.recipe.yaml.reader import Dialect, compose, compose_bytes
-from trainkit.recipe.yaml.writer import comment
+from trainkit.recipe.yaml_reader import Dialect, compose, compose_bytes
+from trainkit.recipe.yaml_writer import comment
 
 LOADERS = [yaml.SafeLoader, pytest.param(getattr(yaml, "CSafeLoader", yaml.SafeLoader), id="C")]
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainkit.plan.model import (
+from trainkit.launch_plan.model import (
     PLAN_VERSION,
     BatchArithmetic,
     Choice,

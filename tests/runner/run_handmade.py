@@ -9,7 +9,7 @@ import sys
 from handmade_plans import make_plan, of_nodes, words
 
 from trainkit.errors import TrainkitError
-from trainkit.plan.model import Planned, Preparation, Provenance
+from trainkit.launch_plan.model import Planned, Preparation, Provenance
 from trainkit.runner.execute import RunRequest, execute
 
 

@@ -8,7 +8,7 @@ import pytest
 from handmade_plans import make_plan
 
 from trainkit.errors import ExitCode, MachineError
-from trainkit.plan.model import PlannedFile, Preparation, Variable, text
+from trainkit.launch_plan.model import PlannedFile, Preparation, Variable, text
 from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.making import write_attempt, write_plan

@@ -19,11 +19,11 @@ from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.errors import MachineError
 from trainkit.files import try_lock
+from trainkit.launch_plan.model import Card
 from trainkit.machine import card_locks
 from trainkit.machine.card_locks import Cards as CardLocks
 from trainkit.machine.card_locks import holder, path
 from trainkit.machine.facts import Hold
-from trainkit.plan.model import Card
 from trainkit.runner.report.card_watch import CardWatch
 
 # Says which cards it sees, then waits to be let go.

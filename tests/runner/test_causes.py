@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.runner.report.causes import CAUSES, TRACES, by_trace, causes_of
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.failure import describe_failure, remarks
+from trainkit.runner.report.failure import CAUSES, TRACES, by_trace, causes_of, describe_failure, remarks
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import RankRecord, write_record
 

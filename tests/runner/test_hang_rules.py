@@ -19,13 +19,11 @@ from trainkit.decode import decode
 from trainkit.files import publish, read_json
 from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir.records import RankRecord
-from trainkit.runner.watch.activity import State
 from trainkit.runner.watch.dumping import Dump, View, _Asked
-from trainkit.runner.watch.judge import Found, describe, judge, own_place
-from trainkit.runner.watch.pace import Pace, stragglers
+from trainkit.runner.watch.judge import Found, State, describe, judge, own_place
 from trainkit.runner.watch.question import FEW, STEADY, Joins, Question
 from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
-from trainkit.runner.watch.watch import Watch
+from trainkit.runner.watch.watch import Pace, Watch, stragglers
 from trainkit.stamps import (
     BACKWARD,
     CHECKPOINT,

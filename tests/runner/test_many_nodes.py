@@ -20,7 +20,7 @@ from handmade_plans import make_plan, of_nodes
 
 import trainkit
 from trainkit.files import read_json
-from trainkit.runner.nodes import token
+from trainkit.runner.nodes import roll_call
 from trainkit.runner.nodes.agreement import Report, digest_of
 from trainkit.runner.nodes.assembly import comparable
 from trainkit.runner.nodes.line import Line
@@ -63,8 +63,8 @@ class Others:
         line.send({"nonce": NONCE})
         answer = line.next_message(SECONDS)
         assert answer is not None
-        found = token.read_token(token.token_path(folder, "handmade", ("127.0.0.1", port)))
-        line.send({"proof": token.proof(found, token.OTHER, (answer["nonce"], NONCE))})
+        found = roll_call.read_token(roll_call.token_path(folder, "handmade", ("127.0.0.1", port)))
+        line.send({"proof": roll_call.proof(found, roll_call.OTHER, (answer["nonce"], NONCE))})
         assert line.next_message(SECONDS) == {"proven": True}
         return line
 

@@ -19,8 +19,8 @@ from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
 from trainkit.files import publish
-from trainkit.plan.model import NodeGroup, Plan, Topology
-from trainkit.runner.nodes import assembly, control, joining, roll_call, token
+from trainkit.launch_plan.model import NodeGroup, Plan, Topology
+from trainkit.runner.nodes import assembly, control, roll_call
 from trainkit.runner.nodes.agreement import RefusedRunError, Start
 from trainkit.runner.nodes.assembly import Assembly, Meeting, assemble, comparable, report_unfit, where
 from trainkit.runner.nodes.control import Control, Neighbour
@@ -28,7 +28,7 @@ from trainkit.runner.nodes.verdict import NodeEnd, has_lost_peer, judge_nodes, r
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.schedulers.place import Place
+from trainkit.schedulers.base import Place
 
 HOST = os.uname().nodename
 SECONDS = 20.0  # for anything that happens at once
@@ -404,22 +404,22 @@ def test_node_0_takes_the_next_port_where_one_is_taken_on_any_of_its_addresses()
 
 
 def test_the_token_is_the_users_alone_and_gone_when_all_have_met(tmp_path: Path) -> None:
-    path, said = token.token_path(str(tmp_path / "runs"), "demo", ("tk1", 29401)), list[str]()
-    with token.made_token(path, said.append) as made:
-        assert token.read_token(path) == made
+    path, said = roll_call.token_path(str(tmp_path / "runs"), "demo", ("tk1", 29401)), list[str]()
+    with roll_call.made_token(path, said.append) as made:
+        assert roll_call.read_token(path) == made
         assert Path(path).stat().st_mode & 0o777 == 0o600
-        assert len({token.token_path("runs", "demo", each) for each in (("tk1", 1), ("tk1", 2), ("tk2", 1))}) == 3
+        assert len({roll_call.token_path("runs", "demo", each) for each in (("tk1", 1), ("tk1", 2), ("tk2", 1))}) == 3
     assert not Path(path).exists()
     assert not said
 
 
 def test_a_start_that_is_refused_leaves_no_folder_that_its_token_made(tmp_path: Path) -> None:
-    path = token.token_path(str(tmp_path / "mine" / "runs"), "demo", ("tk1", 29401))
+    path = roll_call.token_path(str(tmp_path / "mine" / "runs"), "demo", ("tk1", 29401))
     (tmp_path / "mine").mkdir()
-    with pytest.raises(KeyboardInterrupt), token.made_token(path, lambda _: None):
+    with pytest.raises(KeyboardInterrupt), roll_call.made_token(path, lambda _: None):
         raise KeyboardInterrupt
     assert not list((tmp_path / "mine").iterdir())
-    with pytest.raises(KeyboardInterrupt), token.made_token(path, lambda _: None):
+    with pytest.raises(KeyboardInterrupt), roll_call.made_token(path, lambda _: None):
         (tmp_path / "mine" / "runs" / "another").touch()
         raise KeyboardInterrupt
     assert [each.name for each in (tmp_path / "mine" / "runs").iterdir()] == ["another"]
@@ -430,18 +430,18 @@ def test_a_token_that_another_user_may_have_put_there_is_not_read(tmp_path: Path
     real.write_text("ab" * 32)
     link.symlink_to(real)
     with pytest.raises(OSError, match="not a regular file"):
-        token.read_token(str(link))
+        roll_call.read_token(str(link))
     real.write_text("ab" * 31)
     with pytest.raises(OSError, match="it is no token"):
-        token.read_token(str(real))
+        roll_call.read_token(str(real))
     if os.geteuid():
         pytest.skip("only root can give a file to another user")
     real.write_text("ab" * 32)
     os.chown(real, 12345, -1)
     with pytest.raises(PermissionError, match="it belongs to another user"):
-        token.read_token(str(real))
+        roll_call.read_token(str(real))
     os.chown(tmp_path, 12345, -1)  # a server that calls everybody so
-    assert token.read_token(str(real)) == bytes.fromhex("ab" * 32)
+    assert roll_call.read_token(str(real)) == bytes.fromhex("ab" * 32)
 
 
 def test_a_folder_that_keeps_nothing_private_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,21 +450,21 @@ def test_a_folder_that_keeps_nothing_private_is_said(tmp_path: Path, monkeypatch
         Path(path).write_text(content)
         Path(path).chmod(0o777)  # as some file systems show every file
 
-    monkeypatch.setattr(token, "publish", published)
+    monkeypatch.setattr(roll_call, "publish", published)
     said: list[str] = []
-    with token.made_token(str(tmp_path / ".token-1"), said.append):
+    with roll_call.made_token(str(tmp_path / ".token-1"), said.append):
         assert "keeps no file private" in said[0]
 
 
 def test_a_token_that_cannot_be_written_is_refused_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    made = token.made_token(str(tmp_path / "runs" / ".token-1"), lambda _: None)
+    made = roll_call.made_token(str(tmp_path / "runs" / ".token-1"), lambda _: None)
     with pytest.raises(MachineError, match="the run's token, which lets other nodes in, cannot be written to"), made:
         pytest.fail("there is a token")
 
 
 def test_nodes_that_do_not_share_a_folder_say_so(meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(assembly, "UNREAD_SECONDS", 0.5)
     plan = plan_of(2, f"127.0.0.1:{free_port()}")
     first, second = meet(plan, plan1=replace(plan, output_root=str(tmp_path / "another")), seconds=4)
     assert "its token cannot be read here" in str(second.exception(SECONDS))
@@ -480,7 +480,7 @@ def test_the_token_stands_in_no_file_and_is_not_left(
         made.append(content)
         publish(path, content, mode=mode)
 
-    monkeypatch.setattr(token, "publish", noted)
+    monkeypatch.setattr(roll_call, "publish", noted)
     for each in meet(plan_of(2, f"127.0.0.1:{free_port()}")):
         socket.close(each.result(SECONDS).neighbours[0].fd)
     assert [len(each) for each in made] == [64]

@@ -23,10 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import MachineError
-from trainkit.runner.nodes import control, joining, line, open_files, roll_call, token
+from trainkit.runner.nodes import assembly, control, line, roll_call
 from trainkit.runner.nodes.agreement import SAY_SECONDS, Report, Start, digest_of, say_after
+from trainkit.runner.nodes.assembly import join
 from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.nodes.joining import join
 from trainkit.runner.nodes.line import Line, flush_all
 from trainkit.runner.nodes.roll_call import RollCall
 from trainkit.runner.report.exit_status import Verdict
@@ -158,7 +158,7 @@ class Called:
         end = self.stranger(b'{"nonce": "' + b"ab" * 32 + b'"}\n')
         lines = end.makefile("rb")
         nonces = (json.loads(lines.readline())["nonce"], "ab" * 32)
-        end.sendall(json.dumps({"proof": token.proof(TOKEN, token.OTHER, nonces)}).encode() + b"\n")
+        end.sendall(json.dumps({"proof": roll_call.proof(TOKEN, roll_call.OTHER, nonces)}).encode() + b"\n")
         assert json.loads(lines.readline()) == {"proven": True}
         for message in messages:
             end.sendall(json.dumps(message).encode() + b"\n")
@@ -275,9 +275,9 @@ def test_who_does_not_have_the_token_is_not_listened_to_and_said(called: Callabl
         older, answer = (json.loads(each.makefile("rb").readline()) for each in (earlier, end))
         nonces = (answer["nonce"], "ab" * 32)
         shown: dict[str, object] = {
-            "another token": token.proof(bytes(32), token.OTHER, nonces),
+            "another token": roll_call.proof(bytes(32), roll_call.OTHER, nonces),
             "node 0's own proof": answer["proof"],
-            "an older proof": token.proof(TOKEN, token.OTHER, (older["nonce"], "ab" * 32)),
+            "an older proof": roll_call.proof(TOKEN, roll_call.OTHER, (older["nonce"], "ab" * 32)),
             "a number": 10**30,
             "another nonce": "cd" * 32,
         }
@@ -292,12 +292,12 @@ def test_who_does_not_have_the_token_is_not_listened_to_and_said(called: Callabl
 def test_a_node_without_the_token_waits_says_so_and_gives_up(
     called: Callable[..., Called], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(joining, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(assembly, "UNREAD_SECONDS", 0.5)
     call, missing = called(2), str(tmp_path / ".token-0")
     with pytest.raises(
         MachineError, match=r"node 1 \(tk1\) cannot join node 0 at 127\.0\.0\.1.*no such file"
     ) as refused:
-        join(report(1), LEAVES, [call.place], lambda _: token.read_token(missing), SECONDS, call.said.append)
+        join(report(1), LEAVES, [call.place], lambda _: roll_call.read_token(missing), SECONDS, call.said.append)
     assert missing in str(refused.value)
     assert "all nodes share" in refused.value.hints[0]
     assert finish(call, call.node(1))
@@ -311,7 +311,7 @@ def test_a_node_tells_nothing_to_a_node_0_that_does_not_have_the_token(called: C
         end, _ = false.accept()
         with end, end.makefile("rb") as lines:
             nonce = json.loads(lines.readline())["nonce"]
-            forged = token.proof(bytes(32), token.NODE_0, ("cd" * 32, nonce))
+            forged = roll_call.proof(bytes(32), roll_call.NODE_0, ("cd" * 32, nonce))
             end.sendall(json.dumps({"nonce": "cd" * 32, "proof": forged}).encode() + b"\n")
             assert lines.read() == b""
         assert len(finish(call, found_ready(call, found))) == 1
@@ -362,7 +362,7 @@ def test_strangers_without_end_do_not_keep_a_roll_call_from_ending(called: Calla
 
 def test_more_than_a_proof_takes_is_read_of_nobody_who_has_proved_nothing(called: Callable[..., Called]) -> None:
     call = called(2)
-    with call.stranger(b'{"nonce": "' + b"a" * token.FIRST_BYTES) as end:
+    with call.stranger(b'{"nonce": "' + b"a" * roll_call.FIRST_BYTES) as end:
         assert end.recv(1) == b""
     assert finish(call, call.node(1))
 
@@ -406,8 +406,8 @@ def test_a_second_process_of_a_node_is_refused_on_all(called: Callable[..., Call
 
 
 def test_a_node_that_comes_when_the_run_has_begun_is_refused_and_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "SAY_SECONDS", 0.3)
-    monkeypatch.setattr(joining, "GONE_SECONDS", 0.5)
+    monkeypatch.setattr(assembly, "SAY_SECONDS", 0.3)
+    monkeypatch.setattr(assembly, "GONE_SECONDS", 0.5)
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as ranks, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens here any more
@@ -446,7 +446,7 @@ def test_a_node_that_says_something_else_than_ready_is_named(called: Callable[..
 def test_a_listener_that_never_answers_is_left_for_the_next_port(
     called: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(assembly, "ANSWER_SECONDS", 0.3)
     call = called(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         places = [silent.getsockname()[:2], call.place]
@@ -556,7 +556,7 @@ def test_fifty_nodes_meet_and_end_with_one_verdict() -> None:
 
 def test_clocks_that_differ_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Skewed()
-    for module in (control, roll_call, joining, line):
+    for module in (control, roll_call, assembly, line):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=time.sleep))
     found = run_nodes(8, {3: Verdict(7, "program", "rank 3 exited with code 7", 3)}, clock)
     assert {each.why for each in found.values()} == {"rank 3 (tk3) exited with code 7"}
@@ -635,9 +635,9 @@ def test_the_limit_of_open_files_is_raised_for_the_nodes_and_not_for_the_ranks(t
         pytest.skip(f"a process may have {before[1]} files open here")
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        assert open_files.allow(100) == 0
+        assert assembly.allow(100) == 0
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
-        assert open_files.allow(2000) == 1024
+        assert assembly.allow(2000) == 1024
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2000
         with (tmp_path / "out").open("wb") as out:
             streams = (0, out.fileno(), out.fileno())
@@ -645,6 +645,6 @@ def test_the_limit_of_open_files_is_raised_for_the_nodes_and_not_for_the_ranks(t
             assert os.waitpid(pid, 0)[1] == 0
         assert (tmp_path / "out").read_text() == "1024\n"
         with pytest.raises(MachineError, match=rf"may have {before[1]}"):
-            open_files.allow(before[1])
+            assembly.allow(before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

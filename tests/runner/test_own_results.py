@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from handmade_plans import make_plan
 
-from trainkit.plan.model import Choice, Plan, PlannedFile, Text, Variable, text
+from trainkit.launch_plan.model import Choice, Plan, PlannedFile, Text, Variable, text
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.own_results import own_results
 from trainkit.runner.report.progress import Progress
-from trainkit.runner.report.summary import build_summary, render_summary
+from trainkit.runner.report.summary import build_summary, own_results, render_summary
 from trainkit.runner.rundir.layout import RunLayout
 
 LOG = [{"loss": 2.5, "step": 2}, {"eval_loss": 1.75, "step": 2}, {"loss": 1.5, "step": 4}, {"train_loss": 2.0}]

@@ -9,9 +9,9 @@ import pytest
 from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
-from trainkit.plan.model import NodeGroup, Plan, Topology
+from trainkit.launch_plan.model import NodeGroup, Plan, Topology
 from trainkit.runner.rendezvous import free_port, group_of, local_address, place_of
-from trainkit.schedulers.place import Place
+from trainkit.schedulers.base import Place
 
 
 def plan_of(*counts: int) -> Plan:

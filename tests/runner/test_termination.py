@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trainkit.runner.supervisor.termination import Action, Termination
+from trainkit.runner.supervisor.guardian import Action, Termination
 
 RUNNING = {"ranks_known": True, "ranks_alive": True, "launcher_runs": True}
 GONE = {**RUNNING, "ranks_alive": False}

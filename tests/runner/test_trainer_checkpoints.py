@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trainkit.runner.rundir.checkpoints import trainer_checkpoints
+from trainkit.runner.rundir.listing import trainer_checkpoints
 
 
 def run(folder: Path, name: str, ranks: int = 1) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.schedulers.hostlist import expand
+from trainkit.schedulers.base import expand
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainkit.launch_plan.model import Plan, Variable, bind_words
+from trainkit.launch_plan.provenance import setup_lines, token
+from trainkit.launch_plan.render import shell
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Plan, Variable, bind_words
-from trainkit.plan.provenance import setup_lines, token
-from trainkit.plan.render import shell
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 

@@ -15,19 +15,18 @@ import pytest
 import yaml
 
 from trainkit.errors import RecipeError
-from trainkit.jobs import pods
+from trainkit.launch_plan.model import Planned, Variable
+from trainkit.launch_plan.render import explain
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Planned, Variable
-from trainkit.plan.render import explain
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Kubernetes
-from trainkit.recipe.yaml.writer import resolved_yaml
+from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.runner.rundir.making import plan_text
 from trainkit.schedulers import kubectl, kubernetes
-from trainkit.schedulers.interface import JobState, NoAnswerError, Output, RefusedError
-from trainkit.schedulers.kubernetes_answers import job_state, rehearsed, submitted
-from trainkit.schedulers.place import Place, place_in
+from trainkit.schedulers.base import JobState, NoAnswerError, Output, Place, RefusedError, place_in
+from trainkit.schedulers.jobs import pods
+from trainkit.schedulers.kubectl import job_state, rehearsed, submitted
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]

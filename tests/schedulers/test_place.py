@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit.errors import MachineError
-from trainkit.schedulers.place import Allocation, Place, place_in
+from trainkit.schedulers.base import Allocation, Place, place_in
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "tk[1-2]"}
 BATCH = {**JOB, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "1(x2)"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainkit.schedulers import slurm_answers as read
-from trainkit.schedulers.interface import Job, JobState, NoAnswerError, Output, RefusedError
+from trainkit.schedulers.base import Job, JobState, NoAnswerError, Output, RefusedError
 from trainkit.schedulers.slurm import in_queue
 
 JOB = (

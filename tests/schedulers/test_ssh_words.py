@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
+from trainkit.launch_plan.model import Variable, bind_words, plan_from_json, plan_to_json
+from trainkit.launch_plan.render.explain import render
 from trainkit.machine.facts import Facts
-from trainkit.plan.model import Variable, bind_words
-from trainkit.plan.render.explain import render
-from trainkit.plan.serialize import plan_from_json, plan_to_json
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.schedulers import ssh
-from trainkit.schedulers.interface import Output, RefusedError
+from trainkit.schedulers.base import Output, RefusedError
 
 Solve = Callable[..., Resolved]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]

@@ -14,11 +14,10 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.checkpoint.safe_loading import StateReader
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4}

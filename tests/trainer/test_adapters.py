@@ -12,12 +12,11 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.adapters import linear_layers, merge_adapters
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, describe, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 GPT2: dict[str, Any] = {

@@ -19,13 +19,12 @@ from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.manifest import generators_file, newest
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.parallel import single_and_ddp
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 6}, "eval": {"every_steps": 0}}

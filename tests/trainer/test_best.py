@@ -13,13 +13,12 @@ import torch
 
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 

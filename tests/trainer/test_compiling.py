@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.planner.advice.compile_backends import GONE, LISTED
+from trainkit.planner.compile_backends import GONE, LISTED
 from trainkit.trainer.__main__ import keep_compiled
-from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.perf.compiling import listed_backends
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 

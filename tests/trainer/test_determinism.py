@@ -14,11 +14,10 @@ import torch
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch, Samples
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from trainkit.trainer.checkpoint.export import export
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 GPT2: dict[str, Any] = {  # its output layer shares the embedding's weights
     "kind": "hf",

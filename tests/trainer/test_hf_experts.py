@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import Transformer
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 CONFIG: dict[str, Any] = {

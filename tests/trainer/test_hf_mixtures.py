@@ -11,11 +11,10 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.distributed import process_group
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 3}, "schedule": {"warmup_steps": 0}, "eval": {"every_steps": 3}}

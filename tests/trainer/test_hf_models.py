@@ -13,12 +13,11 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import Transformer
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, describe, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 WIDTHS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "vocab_size": 256}

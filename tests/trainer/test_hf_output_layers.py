@@ -11,14 +11,12 @@ import torch
 from transformers import AutoConfig
 
 from trainkit.trainer.data.source import IGNORED, NO_LABEL
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models import losses
-from trainkit.trainer.models.hf import Transformer
-from trainkit.trainer.models.hf_head import PLAIN
+from trainkit.trainer.models.hf import PLAIN, Transformer
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 MASKED = {"albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"}

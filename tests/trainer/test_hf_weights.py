@@ -13,9 +13,9 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
+from trainkit.trainer.loop import Requests
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}

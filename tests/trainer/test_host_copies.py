@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from trainkit.trainer.distributed import process_group
-from trainkit.trainer.parallel.host_copies import HostCopies
+from trainkit.trainer.parallel.single_and_ddp import HostCopies
 from trainkit.trainer.settings import World
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.loader import slow_data_warning, timed, training_batches
 from trainkit.trainer.data.sampler import Order

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.evaluation import Evaluation
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 SHORT = {"train": {"steps": 5}}

@@ -10,12 +10,11 @@ import torch
 
 from trainkit.runner.report.summary import render_summary
 from trainkit.trainer.distributed import process_group
-from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 2}, "eval": {"every_steps": 0}}

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics import writers
 from trainkit.trainer.metrics.writers import JsonLines, Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 
 def test_what_is_no_finite_number_is_null_in_the_file(tmp_path: Path) -> None:

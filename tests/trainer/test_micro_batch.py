@@ -19,18 +19,16 @@ from hypothesis import strategies as st
 from strategy_runs import ROOT, Case, write_settings
 
 from trainkit.errors import TrainingError
-from trainkit.machine.probes.host import available_memory
+from trainkit.machine.host import available_memory
 from trainkit.trainer import setup
-from trainkit.trainer.auto_batch import Found, in_words, largest_fitting
-from trainkit.trainer.loop import train
+from trainkit.trainer.auto_batch import Found, give_back, in_words, largest_fitting
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.gpt import Gpt
 from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, start_record
-from trainkit.trainer.signals import Requests
-from trainkit.trainer.trial_steps import give_back
 
 MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 2}, "eval": {"every_steps": 0}}

@@ -12,14 +12,13 @@ import torch
 
 from tests.trainer.tiny_tokenizer import NAMES
 from trainkit.errors import TrainingError
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}

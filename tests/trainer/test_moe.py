@@ -14,13 +14,12 @@ from torch.nn import functional
 
 from trainkit.planner.architectures import GPT_MODULES
 from trainkit.recipe.schema import Moe, Recipe
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.models.moe import MixtureOfExperts, balance_loss, z_loss
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, describe
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 

@@ -17,7 +17,7 @@ from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema import GptModel, Optimizer
 from trainkit.trainer.distributed import process_group
 from trainkit.trainer.models.gpt import Gpt, build_gpt
-from trainkit.trainer.optim.optimizers import build_optimizer, parameter_groups
+from trainkit.trainer.optim import build_optimizer, parameter_groups
 from trainkit.trainer.parallel.single_and_ddp import Single
 from trainkit.trainer.settings import Settings, World
 

@@ -16,11 +16,10 @@ from safetensors.torch import load_file
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.export import export, export_adapters
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 PROGRAM = """

@@ -13,13 +13,12 @@ from strategy_runs import Case, largest_difference
 
 from tests.warm_ranks import run_case
 from trainkit.errors import TrainingError
-from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.optim.mixed_precision import SkippedSteps
+from trainkit.trainer.optim import SkippedSteps
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 STEPS = 12

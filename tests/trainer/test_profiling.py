@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from trainkit.runner.report.summary import profile_rows
-from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.perf import profiling
 from trainkit.trainer.perf.profiling import GROUPS, NAMES, group_of, seconds_by_group
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 FIVE: dict[str, Any] = {"train": {"steps": 5}, "eval": {"every_steps": 0}, "model": {"dropout": 0.1}}

@@ -14,13 +14,12 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import batches, split_micro, train
-from trainkit.trainer.metrics.result import result
+from trainkit.trainer.loop import Requests, batches, split_micro, train
+from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.quantized import is_quantized
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 pytestmark = [
     pytest.mark.needs("bitsandbytes>=0.50", "transformers>=5", "peft"),

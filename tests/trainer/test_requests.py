@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainkit.trainer.signals import WATCHED, Requests
+from trainkit.trainer.loop import WATCHED, Requests
 
 
 @pytest.fixture

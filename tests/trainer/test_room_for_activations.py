@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainkit.planner.advice.memory import INPUT, KEPT
+from trainkit.planner.memory import INPUT, KEPT
 from trainkit.trainer.models.gpt import Block
 
 WIDTH, TOKENS = 256, 512

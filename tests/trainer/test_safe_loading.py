@@ -18,7 +18,7 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from trainkit.errors import TrainingError
-from trainkit.runner.rundir.checkpoints import checksum
+from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.checkpoint import safe_loading
 from trainkit.trainer.checkpoint.manifest import described_files, read_manifest
 from trainkit.trainer.checkpoint.resuming import load

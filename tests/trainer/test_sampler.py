@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.data.sampler import Order, Permutation, positions_of_rank
 
 

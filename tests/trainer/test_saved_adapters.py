@@ -14,13 +14,12 @@ from safetensors.torch import load, load_file, save_file
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data import SOURCES
-from trainkit.trainer.loop import batches, split_micro, train
+from trainkit.trainer.loop import Requests, batches, split_micro, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.adapters import write_adapters
 from trainkit.trainer.rank_agreement import terms
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, prepared_model
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 GPT2: dict[str, Any] = {

@@ -26,13 +26,12 @@ from trainkit.trainer import distributed
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import train
-from trainkit.trainer.metrics.result import write_result
+from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.metrics.predictions import write_result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
-from trainkit.trainer.signals import Requests
 
 MakeSettings = Callable[..., Settings]
 ROOT = Path(__file__).parents[2]

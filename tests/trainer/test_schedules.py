@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit.recipe.schema import Optimizer, Schedule
-from trainkit.trainer.optim.schedules import learning_rate
+from trainkit.trainer.optim import learning_rate
 
 LAST = {"cosine": 0.1, "linear": 0.1, "constant": 1.0, "constant_with_warmup": 1.0}
 

@@ -13,17 +13,16 @@ import torch
 
 from tests.trainer.tiny_tokenizer import NAMES
 from trainkit.errors import TrainingError
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.loop import train
+from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.predictions import FILE, generate, predict
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import EncoderDecoder
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble, first_step, prepared_model, start_record
-from trainkit.trainer.signals import Requests
 
 transformers = pytest.importorskip("transformers")
 MakeSettings = Callable[..., Settings]

@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.trainer import loop
 from trainkit.trainer.distributed import process_group
-from trainkit.trainer.loop import batches, optimizer_step
-from trainkit.trainer.optim.gradient_clipping import clip_gradients
+from trainkit.trainer.loop import YOUNG_EVERY, batches, collected_between_steps, optimizer_step
+from trainkit.trainer.optim import clip_gradients
 from trainkit.trainer.parallel.single_and_ddp import Single
-from trainkit.trainer.perf.garbage import YOUNG_EVERY, collected_between_steps
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
 

@@ -21,11 +21,11 @@ import torch
 
 from tests.trainer.test_loop import losses, parts_of, run
 from trainkit.errors import TrainingError
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.data import SOURCES
-from trainkit.trainer.data.folders import split_files
+from trainkit.trainer.data.dataset import split_files
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch, Source

@@ -10,7 +10,7 @@ import pytest
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.validation.validate import with_kinds
+from trainkit.recipe.validate import with_kinds
 from trainkit.trainer.data import tokens
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.tokens import open_source

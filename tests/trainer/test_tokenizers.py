@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.tiny_tokenizer import CHATML
 from trainkit.errors import TrainingError
-from trainkit.recipe.layers.described import has_template
+from trainkit.recipe.described import has_template
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.data import text

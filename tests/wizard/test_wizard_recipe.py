@@ -11,7 +11,7 @@ import yaml
 from tests.wizard.conftest import Machine, Start, answered
 from trainkit.cli.machines import machine_facts, profiles
 from trainkit.planner.build import build_plan
-from trainkit.recipe.layers.merge import Merge
+from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Resolved
 from trainkit.wizard.planner_check import check, resolve_text
 from trainkit.wizard.recipe_text import answers_text, compose, finish

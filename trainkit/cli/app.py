@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [WORDS]..."),
     "export": ("export:export", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
-    "dump": ("dump:dump", Command, ""),
+    "dump": ("runs:dump", Command, ""),
     "runs": ("runs:app", CommandGroup, ""),
 }
 # What scripts and jobs call, and nobody types.
@@ -134,7 +134,7 @@ def usage_error(error: Any) -> UsageError:
     hint = f"`{context.command_path if context else 'trainkit'} --help` shows what there is"
     unknown = _WORD.search(message)
     if unknown and context and message.startswith("No such"):
-        from trainkit.recipe.validation.suggestions import did_you_mean
+        from trainkit.recipe.suggestions import did_you_mean
 
         options = [name for each in context.command.params for name in each.opts]
         commands = context.command.list_commands(context) if isinstance(context.command, CommandGroup) else []

@@ -7,13 +7,13 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainkit import __version__
-from trainkit.errors import ExitCode, MachineError, TrainkitError, UsageError
-from trainkit.refusals import refusal
+from trainkit.errors import Diagnostic, ExitCode, MachineError, TrainkitError, UsageError, refusal
 
 # System errors that are neither a bug nor a wrong recipe, but of the path that was given.
 _OF_THE_PATH = frozenset(
@@ -30,6 +30,9 @@ _PLAIN = {
     "\N{DEGREE SIGN}": "",
 }
 _HANDLER = "trainkit"
+# A requirement of this package, and the bounds in it.
+_REQUIREMENT = re.compile(r"([\w.-]+)\s*\(?([^;)]*)\)?\s*(;.*)?")
+_BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -67,8 +70,6 @@ def _explain(error: Exception, arguments: Sequence[str]) -> int:
         what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
         return _show(UsageError(what, hint="name another path, or a folder that you may use"))
     with contextlib.suppress(Exception):  # nothing that happens here may hide the code
-        from trainkit.cli.own_packages import unmet
-
         if found := unmet(error):
             return _show(MachineError(found))
     with contextlib.suppress(Exception):  # nothing that happens here may hide the code
@@ -103,7 +104,7 @@ def write_report(error: BaseException, arguments: Sequence[str]) -> Path:
     import tempfile
     import traceback
 
-    from trainkit.recipe.layers.secrets import mask_values, mask_words
+    from trainkit.recipe.secrets import mask_values, mask_words
 
     text = (
         f"trainkit {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
@@ -153,3 +154,41 @@ def _encodable(error: UnicodeError) -> tuple[str | bytes, int]:
     if "\udc80" <= char <= "\udcff":  # a byte of a file's name that is not UTF-8, as Python keeps it
         return bytes((ord(char) - 0xDC00,)), error.start + 1
     return _PLAIN.get(char, char.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1
+
+
+def unmet(error: Exception) -> tuple[Diagnostic, ...]:
+    """What is wrong with trainkit's own requirements, where that explains an error; empty where they are met."""
+    found = tuple(_unmet())
+    if not found and isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("trainkit"):
+        what = f"the module {error.name} is not installed, and trainkit needs it"
+        return (Diagnostic("error", what, hint="install trainkit with what it requires: pip install trainkit"),)
+    return found
+
+
+def _unmet() -> Iterator[Diagnostic]:
+    from importlib import metadata
+
+    try:
+        requirements = metadata.requires("trainkit") or []
+    except metadata.PackageNotFoundError:  # it runs from a checkout that nobody installed
+        return
+    for each in requirements:
+        match = _REQUIREMENT.match(each)
+        if match is None or match[3]:  # a marker: of an extra
+            continue
+        name, bounds = match[1], match[2].strip()
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            installed = ""
+        if not installed or not all(_fits(installed, *bound) for bound in _BOUND.findall(bounds)):
+            state = f"{installed} is installed" if installed else "it is not installed"
+            yield Diagnostic(
+                "error", f"trainkit requires {name}{bounds}; {state}", hint=f"pip install '{name}{bounds}'"
+            )
+
+
+def _fits(installed: str, operator: str, bound: str) -> bool:
+    from trainkit.machine.facts import at_least, release
+
+    return at_least(installed, bound) if operator == ">=" else release(installed) < release(bound)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layers.secrets import mask_values
+from trainkit.recipe.secrets import mask_values
 from trainkit.text import harmless
 
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "strong": "\x1b[1m"}

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from trainkit.errors import MachineError, UsageError
+from trainkit.errors import MachineError, UsageError, refusal
 from trainkit.files import open_regular, publish
-from trainkit.refusals import refusal
 
 _HANDED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 MODELINE = "# yaml-language-server: $schema="  # the comment that leads editors to a schema
@@ -18,11 +17,11 @@ MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
 
 
 class Disk:
-    """Satisfies :class:`trainkit.recipe.layers.paths.Files`."""
+    """Satisfies :class:`trainkit.recipe.paths.Files`."""
 
     def read(self, path: str) -> bytes:
         """The file's bytes, cut one byte above what a recipe may have. Raises OSError."""
-        from trainkit.recipe.yaml.syntax import MAX_BYTES  # with yaml, which no command needs that reads nothing
+        from trainkit.recipe.yaml_reader import MAX_BYTES  # with yaml, which no command needs that reads nothing
 
         try:
             # A FIFO would wait for its other end; what the caller's shell has opened (`<(command)`) has one.

@@ -79,7 +79,7 @@ def begins_program(words: Sequence[str]) -> bool:
         return False
     # Only now, for the tables of the launchers take time to load.
     from trainkit.convert.command import starts_program
-    from trainkit.frameworks.base.foreign_file import SCRIPTS, shell_script
+    from trainkit.tools.base.draft import SCRIPTS, shell_script
 
     if assigned:
         return starts_program(words)
@@ -95,7 +95,7 @@ def is_line(word: str) -> bool:
     if len(parts) < 2 or Disk().exists(word):
         return False
     from trainkit.convert.command import starts
-    from trainkit.frameworks.base.foreign_file import shell_script
+    from trainkit.tools.base.draft import shell_script
 
     return any(map(starts, parts[:-1])) or shell_script([word]) not in ([], [word])
 
@@ -123,9 +123,9 @@ def _overrides() -> ModuleType:
     given = os.environ.get(name)
     os.environ[name] = "__all__"
     try:
-        from trainkit.flags import overrides
+        from trainkit.recipe import flags
     finally:  # ranks inherit the environment, and a user's script may want its plugins
         os.environ.pop(name)
         if given is not None:
             os.environ[name] = given
-    return overrides
+    return flags

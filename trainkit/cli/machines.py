@@ -45,7 +45,7 @@ def machine_facts(word: str | None) -> Facts:
         return replace(Facts.from_json(_read_json(word)), origin=word)
     import yaml
 
-    from trainkit.recipe.validation.suggestions import did_you_mean
+    from trainkit.recipe.suggestions import did_you_mean
 
     found = profiles()
     if word not in found:
@@ -69,7 +69,7 @@ def _read_json(word: str) -> object:
 
 def _own_profile(word: str) -> Facts:
     """A profile that somebody wrote. Raises UsageError for what is none."""
-    from trainkit.recipe.yaml.reader import compose_bytes
+    from trainkit.recipe.yaml_reader import compose_bytes
 
     hint = "`trainkit cp machines/2x3090 my-machine.yaml` copies one to edit"
     document = compose_bytes(_read(word, hint))
@@ -101,7 +101,7 @@ def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
 
     A profile is {cards: {count, …as a Gpu, memory_gib}, cpu_cores, memory_gib, and any field of Facts}.
     """
-    from trainkit.machine.probes import packages
+    from trainkit.machine import host
 
     data = dict(profile)
     data["memory_total"] = int(data.pop("memory_gib") * GIB)
@@ -109,7 +109,7 @@ def profile_facts(name: str, profile: Mapping[str, Any]) -> Facts:
     card |= dict.fromkeys(("memory_total", "memory_free"), int(card.pop("memory_gib") * GIB))
     count = int(card.pop("count"))
     # A local version such as +cpu is of this machine's build, not of the profile's.
-    here = {key: value.partition("+")[0] for key, value in packages.probe()["packages"].items()}
+    here = {key: value.partition("+")[0] for key, value in host.probe_packages()["packages"].items()}
     return Facts.from_json(
         {
             "facts_version": FACTS_VERSION,

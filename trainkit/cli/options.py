@@ -100,7 +100,7 @@ class RecipeCommand(Command):
         override = f"OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or {flags}"
         typer.echo(textwrap.fill(override, width - 1, initial_indent=" ", subsequent_indent=" "))
         if self.lists_flags:  # as the schema has them, so they can't drift
-            from trainkit.flags.registry import flag_reference
+            from trainkit.recipe.flags import flag_reference
 
             typer.echo(f"\n{flag_reference(width)}", nl=False)
 

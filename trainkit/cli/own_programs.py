@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from trainkit.cli.disk import Disk
 from trainkit.cli.line import MODULE, PYTHON, is_line
 from trainkit.errors import Diagnostic, Origin, RecipeError, UsageError
-from trainkit.recipe.layers.paths import absolute
-from trainkit.recipe.layers.secrets import mask_words, secret_arguments
+from trainkit.recipe.paths import absolute
 from trainkit.recipe.resolved import MadeRecipe
+from trainkit.recipe.secrets import mask_words, secret_arguments
 
 if TYPE_CHECKING:
-    from trainkit.frameworks.base.draft import Draft
-    from trainkit.recipe.layers.assignment import Assignment
+    from trainkit.recipe.assignment import Assignment
+    from trainkit.tools.base.draft import Draft
 
 # A recipe's output.root is where runs lie, and the script's own folder below them; a user who types a folder means it.
 OWN_WORDS = ("output_dir",)
@@ -39,7 +39,7 @@ def made_recipe(
     Raises UsageError and RecipeError.
     """
     from trainkit.convert.importing import import_words, recipe_text
-    from trainkit.frameworks.base.draft import ImportContext
+    from trainkit.tools.base.draft import ImportContext
 
     public = _listed(overrides, "program.public")
     _refuse_secrets(words, public)
@@ -93,7 +93,7 @@ def _command(words: Sequence[str], *, is_bare: bool) -> tuple[list[str], list[st
 
     Raises UsageError.
     """
-    from trainkit.frameworks.base.foreign_file import shell_script
+    from trainkit.tools.base.draft import shell_script
 
     if is_line(words[0]):
         if words[1:]:
@@ -119,8 +119,8 @@ def _several(overrides: Sequence[str]) -> Origin | None:
 
 def described_kind(disk: Disk, cwd: str, key: str, target: str) -> str:
     """The program.kind of a script or a module, with what tells it. key: program.script or program.module."""
-    from trainkit.frameworks.base.detection import program_kind
-    from trainkit.frameworks.base.draft import ImportContext
+    from trainkit.tools.base.detection import program_kind
+    from trainkit.tools.base.draft import ImportContext
 
     library = tuple(filter(None, sys.path))
     found = program_kind(ImportContext(disk, cwd, library=library), (target,), module=key == "program.module")

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from trainkit.errors import Diagnostic
     from trainkit.hub.cache import Copy
+    from trainkit.launch_plan.model import Planned
     from trainkit.machine.facts import Facts
-    from trainkit.plan.model import Planned
     from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import MadeRecipe, Resolved
     from trainkit.runner.execute import RunRequest
     from trainkit.runner.rundir.layout import RunLayout
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
-resolve: Callable[..., Resolved] = call("trainkit.flags.resolve:resolve")
+resolve: Callable[..., Resolved] = call("trainkit.recipe.flags:resolve")
 build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
 described_kind: Callable[..., str] = call("trainkit.cli.own_programs:described_kind")
 
@@ -130,7 +130,7 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
     recipe, resume = resolved.recipe, resolved.recipe.checkpoint.resume
     earlier: list[SavedCheckpoint] = []
     if resume != "never":  # else the reader of run directories is not even imported
-        from trainkit.runner.rundir.checkpoints import named_checkpoint, saved_checkpoints, trainer_checkpoints
+        from trainkit.runner.rundir.listing import named_checkpoint, saved_checkpoints, trainer_checkpoints
 
         saved = trainer_checkpoints if recipe.program.kind == "hf" else saved_checkpoints
         if resume == "auto":
@@ -139,13 +139,13 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
             earlier = named_checkpoint(resume, damaged=True)
     own: list[SavedCheckpoint] = []
     if run is not None:
-        from trainkit.runner.rundir.checkpoints import own_checkpoints
+        from trainkit.runner.rundir.listing import own_checkpoints
 
         own = own_checkpoints(run, recipe.program.kind)
     hub, facts = on_hub(resolved), facts or probe()
     if recipe.efficiency.compile.enabled and facts.torch and not facts.origin:
-        from trainkit.machine.probes.packages import compile_backends
-        from trainkit.planner.advice.compile_backends import EVERYWHERE, backend_in_use
+        from trainkit.machine.host import compile_backends
+        from trainkit.planner.compile_backends import EVERYWHERE, backend_in_use
 
         if backend_in_use(recipe.efficiency.compile.backend) not in EVERYWHERE:
             facts = replace(facts, torch=replace(facts.torch, backends=compile_backends()))
@@ -188,7 +188,7 @@ def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
     if not hub:
         return resolved
     from trainkit.hub.lookup import CacheDisk
-    from trainkit.recipe.layers.described import CONFIG, has_template, read_adapters, read_config
+    from trainkit.recipe.described import CONFIG, has_template, read_adapters, read_config
 
     described, disk = resolved.described, CacheDisk()
     for copy in hub:
@@ -222,10 +222,10 @@ def run_request(
 ) -> RunRequest:
     """What the runner executes. again: plans once more when another run has taken a card; node_rank: as given."""
     from trainkit.hub.names import pinned
-    from trainkit.plan.render import shell
-    from trainkit.recipe.yaml.writer import resolved_yaml
+    from trainkit.launch_plan.render import shell
+    from trainkit.recipe.yaml_writer import resolved_yaml
     from trainkit.runner.execute import RunRequest
-    from trainkit.schedulers.place import Place, place_in
+    from trainkit.schedulers.base import Place, place_in
 
     # Pinned, so that the run directory's recipe means the same files for ever.
     text = resolved_yaml(replace(resolved, recipe=pinned(resolved.recipe, planned.plan.repositories)))

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainkit.errors import RecipeError
-from trainkit.frameworks.accelerate import exporter as accelerate
-from trainkit.frameworks.accelerate.fields import SETTINGS
-from trainkit.frameworks.deepspeed import exporter as deepspeed
-from trainkit.frameworks.deepspeed.fields import CARRIED as OF_DEEPSPEED
-from trainkit.frameworks.deepspeed.fields import STRATEGY_KEYS
-from trainkit.frameworks.deepspeed.optimizer import TYPES, has_schedule
-from trainkit.frameworks.hf_trainer import exporter as hf_trainer
-from trainkit.frameworks.hf_trainer.fsdp_config import CONFIG as FSDP_CONFIG
-from trainkit.frameworks.hf_trainer.support import REACH
-from trainkit.plan.combination import Combination
-from trainkit.plan.context import Context
-from trainkit.planner.compatibility import refusals
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.support import Combination
+from trainkit.planner.rules import refusals
 from trainkit.recipe.schema.fields import lies_in
+from trainkit.tools.accelerate import exporter as accelerate
+from trainkit.tools.accelerate.fields import SETTINGS
+from trainkit.tools.deepspeed import exporter as deepspeed
+from trainkit.tools.deepspeed.fields import CARRIED as OF_DEEPSPEED
+from trainkit.tools.deepspeed.fields import STRATEGY_KEYS, TYPES, has_schedule
+from trainkit.tools.hf import exporter as hf
+from trainkit.tools.hf.fsdp_config import CONFIG as FSDP_CONFIG
+from trainkit.tools.hf.support import REACH
 
 
 class Export(Protocol):
@@ -38,7 +37,7 @@ class Export(Protocol):
         """What somebody who uses the files has to do besides."""
 
 
-EXPORTS: dict[str, Export] = {"accelerate": accelerate, "deepspeed": deepspeed, "hf": hf_trainer}
+EXPORTS: dict[str, Export] = {"accelerate": accelerate, "deepspeed": deepspeed, "hf": hf}
 
 _ZERO = ("strategy.kind", *STRATEGY_KEYS, "precision.dtype", "train.max_grad_norm")
 _OF_PROGRAMS = {"strategy.gather_16bit"}  # which the built-in trainer has not, and programs keep in their file

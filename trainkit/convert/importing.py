@@ -1,44 +1,164 @@
-"""From words on a command line to the text of a recipe that `trainkit check` accepts."""
+"""Jupyter notebooks: the shell lines in them, and what to do where the training is in a cell."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
-from trainkit.convert import notebook
 from trainkit.convert.command import read_command, read_target, starts_program
+from trainkit.convert.sbatch import ARRAY_TURN, Batch, put_cluster, read_batch, take_srun
 from trainkit.convert.shell import Around, ShellCommand, name_what_is_open, read_shell
-from trainkit.convert.slurm.asked import ARRAY_TURN, Batch
-from trainkit.convert.slurm.script import read_batch, take_srun
-from trainkit.convert.slurm.section import put_cluster
-from trainkit.convert.trial import refusals
 from trainkit.errors import Diagnostic, RecipeError, UsageError
-from trainkit.flags.resolve import resolve
-from trainkit.frameworks.accelerate import importer as accelerate
-from trainkit.frameworks.base.draft import Draft, ImportContext, argv_origin
-from trainkit.frameworks.base.foreign_file import (
+from trainkit.launch_plan.support import unreached
+from trainkit.machine.facts import Facts, Gpu
+from trainkit.planner.build import build_plan
+from trainkit.recipe.flags import resolve
+from trainkit.recipe.interpolation import names_in
+from trainkit.recipe.layer import ARGUMENTS
+from trainkit.recipe.paths import NO_PATHS, PATHS, Overlay, absolute, seen_from
+from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.fields import lies_in, nest, schema
+from trainkit.recipe.yaml_writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
+from trainkit.text import GIB
+from trainkit.tools.accelerate import importer as accelerate
+from trainkit.tools.base.draft import (
     SCRIPTS,
     SUFFIXES,
+    Draft,
     ForeignFile,
+    ImportContext,
+    argv_origin,
     open_foreign_file,
     script_text,
     shell_script,
 )
-from trainkit.frameworks.deepspeed import importer as deepspeed
-from trainkit.frameworks.registry import PROGRAMS
-from trainkit.plan.support import unreached
-from trainkit.recipe.layers.environment_references import names_in
-from trainkit.recipe.layers.layer import ARGUMENTS
-from trainkit.recipe.layers.paths import NO_PATHS, PATHS, Overlay, absolute, seen_from
-from trainkit.recipe.resolved import Request, Resolved
-from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import lies_in, nest, schema
-from trainkit.recipe.yaml.writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
+from trainkit.tools.deepspeed import importer as deepspeed
+from trainkit.tools.registry import PROGRAMS
+
+SUFFIX = ".ipynb"
+_SHELL_CELLS = ("%%bash", "%%sh", "%%shell", "%%script bash")
+_LAUNCHED_INSIDE = re.compile(r"\bnotebook_launcher\s*\(")
+_TRAINS = re.compile(r"\b(?:Seq2Seq|SFT|DPO)?Trainer\s*\(|\bAccelerator\s*\(|\bdeepspeed\.initialize\s*\(")
+_TO_SCRIPT = "jupyter nbconvert --to script"
+
+
+def shell_text(text: str, path: str) -> str:
+    """The shell text of a notebook: `!` lines and shell cells, each in a shell of its own.
+
+    Raises UsageError where it is none, or has none.
+    """
+    cells = list(_code(text, path))
+    lines = [line for cell in cells for line in _shell(cell)]
+    if any(line.startswith("(") for line in lines):
+        return "\n".join(lines)
+    code = "\n".join(cells)
+    if _LAUNCHED_INSIDE.search(code):
+        what = f"{path}: notebook_launcher starts processes inside the notebook, which no other process can do"
+        hint = (
+            f"write the function and its call into a script ({_TO_SCRIPT} {path}), and give its processes to trainkit"
+        )
+        raise UsageError(what, hint=f"{hint}: trainkit import torchrun --nproc_per_node N SCRIPT.py")
+    if _TRAINS.search(code):
+        what = f"{path}: the training is in the notebook's own cells, which no launcher can start"
+        raise UsageError(what, hint=f"make a script of it: {_TO_SCRIPT} {path}; then trainkit import python SCRIPT.py")
+    raise UsageError(f"{path}: no cell starts a training", hint="name the script or the command that does")
+
+
+def _code(text: str, path: str) -> Iterator[str]:
+    try:
+        content: Any = json.loads(text)
+        for cell in content["cells"]:
+            if cell["cell_type"] == "code":
+                yield "".join(cell["source"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no Jupyter notebook", hint="check the file") from error
+
+
+def _shell(cell: str) -> Iterator[str]:
+    """The shell's part of a cell, and what lasts beyond it: variables, and the folder."""
+    first, _, rest = cell.lstrip().partition("\n")
+    if first.startswith(_SHELL_CELLS):
+        yield f"(\n{rest}\n)"
+        return
+    lines = iter(cell.splitlines())
+    for line in lines:
+        bare = line.strip()
+        if bare.startswith("!"):
+            while bare.endswith("\\"):
+                bare += f"\n{next(lines, '').strip()}"
+            yield f"({bare[1:]}\n)"
+        elif found := re.match(r"%(?:set_)?env\s+(\w+)[=\s]\s*(.*)", bare):
+            yield f"export {found[1]}={shlex.quote(found[2])}"
+        elif found := re.match(r"%cd\s+(.*)", bare):
+            yield f"cd {found[1]}"
+        elif found := re.match(r"os\.chdir\((['\"])(.*)\1\)", bare):
+            yield f"cd {shlex.quote(found[2])}"
+        elif found := re.match(r"os\.environ\[(['\"])(\w+)\1\]\s*=\s*(?:(['\"])(.*)\3|(.*))", bare):
+            # What Python makes is known to nobody here, as what a command prints.
+            value = shlex.quote(found[4]) if found[3] else f'"$(python -c {shlex.quote(found[5])})"'
+            yield f"export {found[2]}={value}"
+
+
+# Cards of the machines that are tried where the recipe takes as many as there are, the likely ones first.
+CARDS = (8, 1, 2, 4, 3, 6, 16)
+MOST = 4096  # cards of a machine, as many as a recipe can count
+
+
+def refusals(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """What the plan says on the likeliest machine, where it is refused on all; nothing where one could run it."""
+    found: tuple[Diagnostic, ...] | None = None
+    for facts in _machines(resolved):
+        try:
+            build_plan(resolved, facts)
+        except RecipeError as error:
+            found = found or error.diagnostics
+        else:
+            return ()
+    return found or ()
+
+
+def _machines(resolved: Resolved) -> Iterator[Facts]:
+    devices, nodes = resolved.recipe.devices, resolved.recipe.nodes
+    select = devices.select
+    if devices.type in ("cpu", "mps", "xla") or select == "none":
+        yield _machine(())
+    elif isinstance(select, list):
+        numbers = [int(each) for each in select if str(each).isdecimal()]
+        names = {f"card-{number}": number for number in range(min(max(numbers, default=-1) + 1, MOST))}
+        yield _machine([*names, *(str(each) for each in select if not str(each).isdecimal())])
+    elif isinstance(select, int) or nodes.processes_per_node != "auto":
+        count = select if isinstance(select, int) else nodes.processes_per_node
+        yield _machine([f"card-{number}" for number in range(int(count))])
+    else:
+        yield from (_machine([f"card-{number}" for number in range(count)]) for count in CARDS)
+
+
+def _machine(names: list[str] | tuple[()]) -> Facts:
+    """One with cards of these UUIDs, which can do all that cards can."""
+    cards = tuple(
+        Gpu(index, name, "H100", 80 * GIB, 80 * GIB, compute_capability=(9, 0)) for index, name in enumerate(names)
+    )
+    return Facts(
+        platform="linux",
+        machine="x86_64",
+        hostname="trial",
+        python="3.11",
+        executable="python",
+        cpu_cores=64,
+        memory_total=1024 * GIB,
+        gpus=cards,
+        mps=True,
+        origin="trial",
+    )
+
 
 WIDTH = 120
 _NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
@@ -251,8 +371,8 @@ def _read_script(
 ) -> tuple[Batch | None, ShellCommand]:
     """What a shell script asks a cluster for, if it does, and its command. given: its arguments."""
     text = script_text(context, path)
-    if path.endswith(notebook.SUFFIX):
-        text = notebook.shell_text(text, path)
+    if path.endswith(SUFFIX):
+        text = shell_text(text, path)
     batch = read_batch(text, path)
     asked = {**(batch.variables if batch else {}), **lines.asked}
     around = Around(context.cwd, context.environ, context.files.exists)

@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.check import NEEDS, Check, CheckResult, Finding, Host, Target, ok, skipped, this_host
-from trainkit.doctor.checks.build_tools import BUILD_TOOLS, DEEPSPEED_OPS, HOST_COMPILER
+from trainkit.doctor.check import NEEDS, Check, CheckResult, Commands, Finding, Host, Target, ok, skipped, this_host
+from trainkit.doctor.checks.compilers import BUILD_TOOLS, DEEPSPEED_OPS, HOST_COMPILER, TOOLKIT_VERSION, TOOLKITS
 from trainkit.doctor.checks.containers import CONTAINER
-from trainkit.doctor.checks.cuda_toolkits import TOOLKIT_VERSION, TOOLKITS
-from trainkit.doctor.checks.disk import DISK_SPACE, WRITE_SPEED
 from trainkit.doctor.checks.gpus import DRIVER, GPU_HEALTH
-from trainkit.doctor.checks.limits import PROCESS_LIMITS, SHARED_MEMORY
+from trainkit.doctor.checks.limits import DISK_SPACE, PROCESS_LIMITS, SHARED_MEMORY, WRITE_SPEED
 from trainkit.doctor.checks.network import COLLECTIVES, HOST_NAMES, PORTS
 from trainkit.doctor.checks.packages import CUDA_LIBRARIES, INTERPRETER, PACKAGES
 from trainkit.doctor.checks.stale_settings import STALE_SETTINGS
-from trainkit.doctor.commands import Commands
 from trainkit.errors import Diagnostic
 from trainkit.machine.facts import Facts
 

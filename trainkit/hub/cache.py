@@ -1,23 +1,166 @@
-"""The Hub's cache on a disk, as huggingface_hub keeps it: which files of a repository are there.
-
-models--owner--name/refs/main             the commit that a branch or tag was when it was last asked for
-models--owner--name/snapshots/<commit>/   the files
-models--owner--name/trees/<commit>.json   all files of the commit with their sizes (from 1.0 on, by snapshots)
-models--owner--name/.no_exist/<commit>/   files that were asked for and that the commit does not have
-"""
+"""Which files of a repository of the Hub a run needs, and what it lacks of what it is named for."""
 
 from __future__ import annotations
 
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any, Protocol
 
+from trainkit import lora
 from trainkit.hub.names import COMMIT, Named, at, with_values
-from trainkit.hub.wanted import fetched_singly, guide, lack, wanted
+from trainkit.hub.splits import README, Asked, NoSuchPartError, chosen, files_by_split
+from trainkit.recipe.described import CONFIG, TEMPLATE, TOKENIZER
 from trainkit.recipe.schema import Recipe
+
+_TOKENIZER = (
+    CONFIG, "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
+    "*.tiktoken", "chat_template.*", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+# Setting -> its files, by patterns.
+_WANTED: Mapping[str, tuple[str, ...]] = {
+    "model.path": (CONFIG, "generation_config.json"),
+    "peft.path": (lora.CONFIG, lora.WEIGHTS),
+    "data.tokenizer": _TOKENIZER,
+}
+# A model's weights in one file, in the order in which transformers looks; `.index.json` behind it names shards.
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+# What `save_to_disk` of datasets writes, and one of its files at the top.
+_SAVED, _SAVED_HERE = (
+    ("dataset_info.json", "dataset_dict.json", "state.json", "*.arrow"),
+    {"dataset_dict.json", "state.json"},
+)
+# Setting -> the file that says what a repository is, which is read while planning.
+DESCRIPTION: Mapping[str, str] = {
+    "model.path": CONFIG,
+    "peft.path": lora.CONFIG,
+    "data.tokenizer": TOKENIZER,
+    "data.path": README,
+}
+# Setting -> the files that transformers and peft ask for by themselves, one by one, whatever they find.
+_ASKED_SINGLY: Mapping[str, tuple[str, ...]] = {
+    "peft.path": _WANTED["peft.path"],
+    "data.tokenizer": (
+        "tokenizer.json", TOKENIZER, "special_tokens_map.json", "added_tokens.json", TEMPLATE,
+    ),
+}  # fmt: skip
+_NAMED = 3  # files that a message names
+_NOTHING = "has nothing that the trainer reads there"
+
+
+def guide(named: Named, names: Collection[str]) -> str:
+    """The file that says which of the others a run needs: the index of a model's shards, a data set's README.md.
+
+    Empty where there is none.
+    """
+    if named.role == "data.path":
+        return README if README in names else ""
+    for whole in _WEIGHTS if named.role == "model.path" else ():
+        if whole in names:
+            return ""
+        if (index := _index(whole)) in names:
+            return index
+    return ""
+
+
+def fetched_singly(
+    named: Named, read: Callable[[str], str], has: Callable[[str], bool], lacks: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """The files of a commit that a library has fetched one by one, where these tell that they are all; else none.
+
+    read: the text of a file that is here, empty without one; has: whether one is here; lacks: whether it is known that
+    the commit has none of that name.
+    """
+    asked = _ASKED_SINGLY.get(named.role, ())
+    here = tuple(name for name in asked if has(name))
+    if named.role == "data.tokenizer":
+        return here if asked[0] in here and all(name in here or lacks(name) for name in asked) else ()
+    if named.role != "model.path":
+        return here if here == asked else ()
+    for whole in _WEIGHTS if has(CONFIG) else ():
+        if has(whole):
+            return (CONFIG, whole)
+        if shards := _shards(read(_index(whole))):
+            return (CONFIG, _index(whole), *shards)
+    return ()
+
+
+def wanted(named: Named, names: Iterable[str], guiding: str = "") -> tuple[str, ...]:
+    """Those of a repository's files that a run needs. guiding: the text of its guide. Raises NoSuchPartError."""
+    every = sorted(names)
+    if named.role == "data.path":
+        return _wanted_rows(named.rows, every, guiding)
+    weights = [name for name in _weights(named, every, guiding) if name in every]
+    return tuple(dict.fromkeys([*_matching(_WANTED[named.role], every), *weights]))
+
+
+def lack(named: Named, names: Iterable[str], guiding: str = "") -> str:
+    """What a repository does not have of what the setting is for, in words; empty where it has it all.
+
+    Raises NoSuchPartError.
+    """
+    every = set(names)
+    if named.role == "data.path":
+        rows = set(wanted(named, every, guiding)) - {README}
+        return "" if rows else f"{_NOTHING}: no parquet, JSON lines, or what save_to_disk writes"
+    if named.role == "data.tokenizer":
+        words = _matching((each for each in _TOKENIZER if each != DESCRIPTION["model.path"]), every)
+        return "" if words else f"{_NOTHING}: no tokenizer"
+    weights = _weights(named, every, guiding)
+    if not every & set(weights):
+        sought = f"no adapters ({lora.WEIGHTS})"
+        if named.role == "model.path":
+            sought = f"no weights ({' or '.join(_WEIGHTS)}, whole or in shards with an index)"
+        return f"{_NOTHING}: {sought}"
+    if weights == (guide(named, every),):
+        return f"{_NOTHING}: its {weights[0]} names no files"
+    absent = [name for name in (DESCRIPTION[named.role], *weights) if name not in every]
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    return f"lacks {', '.join(absent[:_NAMED])}{more}" if absent else ""
+
+
+def _weights(named: Named, every: Collection[str], guiding: str) -> tuple[str, ...]:
+    """The files that hold a model's weights, or those of adapters, whether they are there or not."""
+    if named.role == "peft.path":
+        return (lora.WEIGHTS,)
+    if index := guide(named, every):
+        return (index, *_shards(guiding))
+    return tuple(each for each in _WEIGHTS if each in every)[:1] if named.role == "model.path" else ()
+
+
+def _shards(index: str) -> list[str]:
+    """The files that an index names, in order."""
+    try:
+        found = json.loads(index)["weight_map"].values()
+        return sorted({str(name) for name in found})
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # it is none
+        return []
+
+
+def _index(whole: str) -> str:
+    return f"{whole}.index.json"
+
+
+def _wanted_rows(asked: Asked, every: Sequence[str], readme: str) -> tuple[str, ...]:
+    if _SAVED_HERE & set(every):
+        if asked.subset is not None:
+            raise NoSuchPartError("subset", f"has no subset {asked.subset!r}", "leave data.subset out")
+        return tuple(name for name in every if any(fnmatch(name.rpartition("/")[2], each) for each in _SAVED))
+    splits = files_by_split(every, readme, asked.subset)
+    files = [name for split in chosen(splits, asked) if split for name in splits[split]] if splits else []
+    return tuple(dict.fromkeys([*(name for name in every if name == README), *files]))
+
+
+def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Files at the top, or of a folder that a pattern names: the others hold other formats."""
+    listed = tuple(patterns)
+    return [
+        name for name in names if any(fnmatch(name, each) and name.count("/") == each.count("/") for each in listed)
+    ]
+
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # as os.path.expandvars takes them
 

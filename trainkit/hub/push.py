@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from trainkit import lora
 from trainkit.errors import ExitCode, MachineError, TrainkitError, in_words
-from trainkit.hub.silence import end_silence
-from trainkit.recipe.layers.secrets import MASK
+from trainkit.hub.lookup import end_silence
+from trainkit.recipe.secrets import MASK
 
 Given = TypeVar("Given")
 CARD = "README.md"
@@ -30,7 +30,7 @@ SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the libra
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
 HOLDS = {"weights": "model.safetensors", "adapters": lora.CONFIG}  # and the file that tells
 HOW_TO_LOG_IN = "export HF_TOKEN=… and list it under env_from, or log in with `hf auth login`"
-# A card as trainkit/trainer/checkpoint/hub_layout.py writes it, and nobody has changed it.
+# A card as trainkit/trainer/checkpoint/export.py writes it, and nobody has changed it.
 _OURS = re.compile(
     r"---\n(?:library_name: \S+\n)?(?:base_model: \S+\n)?tags:\n- trainkit\n---\n\n"
     r"# [^\n]*\n\nTrained with trainkit \([^\n]*\.\n"

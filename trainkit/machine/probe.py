@@ -19,25 +19,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from trainkit.machine import gpus, host
 from trainkit.machine.card_locks import with_holders
 from trainkit.machine.facts import Facts, TorchBuild
-from trainkit.machine.probes import amd, host, nvidia, packages, scheduler
 
 Probe = Callable[[], Mapping[str, Any]]
 
 # Name in Facts.notes -> what finds out a part of the facts: fields of Facts by name.
 PROBES: Mapping[str, Probe] = {
-    "host": host.probe,
+    "host": host.probe_host,
     "cpu": host.probe_cpu,
     "memory": host.probe_memory,
     "numa": host.probe_numa,
-    "torch": packages.probe_torch,
-    "packages": packages.probe,
+    "torch": host.probe_torch,
+    "packages": host.probe_packages,
     "mps": host.probe_mps,
-    "scheduler": scheduler.probe,
+    "scheduler": host.probe_allocations,
     # Last, because they ask drivers: when one hangs, no other probe has to be started again.
-    "amd": amd.probe,
-    "gpus": nvidia.probe,
+    "amd": gpus.probe_amd,
+    "gpus": gpus.probe_nvidia,
 }
 CARD_PROBES = {name: PROBES[name] for name in ("host", "torch", "mps", "amd", "gpus")}
 SECONDS = 5.0  # for one probe

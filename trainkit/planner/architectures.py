@@ -16,14 +16,14 @@ from trainkit.architectures import (
     quantized_already,
 )
 from trainkit.errors import Diagnostic
-from trainkit.machine.versions import release
-from trainkit.plan.context import Context
-from trainkit.plan.model import Notice
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Notice
+from trainkit.machine.facts import release
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import GptModel, HfModel
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.recipe.validation.suggestions import did_you_mean
+from trainkit.recipe.suggestions import did_you_mean
 
 WRITING = "seq2seq_lm"
 # Classes of the modules of trainkit's own model (trainer/models/gpt.py), with and without experts.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.frameworks.deepspeed.fields import BATCH, data_parallel_ranks
+from trainkit.launch_plan.model import BatchArithmetic
 from trainkit.lazy import load
-from trainkit.plan.model import BatchArithmetic
 from trainkit.recipe.resolved import Resolved
-from trainkit.recipe.validation.batch_conflicts import yielding_corner
+from trainkit.recipe.rules import yielding_corner
 from trainkit.text import counted
+from trainkit.tools.deepspeed.fields import BATCH, data_parallel_ranks
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
 TOLD = ("hf", "deepspeed")  # programs of the user's own for which a size in DeepSpeed's file alone decides, too
@@ -111,7 +111,7 @@ def _given(resolved: Resolved) -> dict[str, int]:
     sides = {"global": batch.global_, "micro": batch.micro, "accumulation": batch.accumulation}
     given = {name: value for name, value in sides.items() if isinstance(value, int)}
     if resolved.recipe.program.kind == "hf":
-        given = {**load("trainkit.frameworks.hf_trainer.argv_reader:own_batch")(resolved), **given}
+        given = {**load("trainkit.tools.hf.argv_reader:own_batch")(resolved), **given}
     if batch.micro == "auto" or base is None or not isinstance(base.tree, Mapping):  # a search leaves its sides open
         return given
     in_file = {name: base.tree.get(key) for name, key in IN_FILE.items()}

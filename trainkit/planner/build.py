@@ -8,15 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.frameworks.deepspeed.ops import preparations as builds
-from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS, choose_launcher
 from trainkit.hub.cache import Copy
-from trainkit.lazy import load
-from trainkit.machine.facts import Facts
-from trainkit.machine.selection import is_made_up
-from trainkit.optimizers import optimizer
-from trainkit.plan.context import Context, Dtype
-from trainkit.plan.model import (
+from trainkit.launch_plan.context import Context, Dtype
+from trainkit.launch_plan.model import (
     PLAN_VERSION,
     BatchArithmetic,
     Card,
@@ -30,13 +24,16 @@ from trainkit.plan.model import (
     TechniqueInForce,
     Variable,
 )
-from trainkit.plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
-from trainkit.plan.support import unreached
-from trainkit.planner import expected, hang, pushing
+from trainkit.launch_plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
+from trainkit.launch_plan.support import unreached
+from trainkit.lazy import load
+from trainkit.machine.facts import Facts
+from trainkit.machine.selection import is_made_up
+from trainkit.optimizers import optimizer
+from trainkit.planner import env, expected
+from trainkit.planner import hub as pushing
 from trainkit.planner.architectures import architecture_problems
 from trainkit.planner.batch import solve_batch
-from trainkit.planner.chats import chat_problems
-from trainkit.planner.compatibility import unsupported
 from trainkit.planner.container import check_container, planned, seen_inside, wrapped
 from trainkit.planner.container import preparations as prepared
 from trainkit.planner.container import problems as container_problems
@@ -47,16 +44,16 @@ from trainkit.planner.hub import preparations as fetches
 from trainkit.planner.hub import problems as hub_problems
 from trainkit.planner.hub import repositories, with_repositories
 from trainkit.planner.notices import plan_notices
-from trainkit.planner.numa import core_argv
-from trainkit.planner.placement import Placement, counted_cards, name_cards, place
+from trainkit.planner.placement import Placement, core_argv, counted_cards, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
-from trainkit.planner.starting import adapter_problems
-from trainkit.planner.technique import value_of
-from trainkit.planner.techniques import TECHNIQUES
+from trainkit.planner.rules import adapter_problems, chat_problems, unsupported
+from trainkit.planner.techniques import TECHNIQUES, value_of
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
-from trainkit.recipe.yaml.writer import consistent, recipe_yaml
+from trainkit.recipe.yaml_writer import consistent, recipe_yaml
 from trainkit.schedulers.registry import SCHEDULERS
+from trainkit.tools.deepspeed.ops import preparations as builds
+from trainkit.tools.registry import LAUNCHERS, PROGRAMS, choose_launcher
 
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
 
@@ -103,7 +100,7 @@ def build_plan(
         batch=context.batch,
         commands=(command,),
         preparations=prepared(
-            context, environment, (*pushing.preparations(context), *fetches(context), *builds(context))
+            context, environment, (*pushing.push_preparations(context), *fetches(context), *builds(context))
         ),
         **repositories(context),
         container=planned(context, environment),
@@ -111,7 +108,7 @@ def build_plan(
         files=tuple(PlannedFile(file.path, file.content) for file in files),
         resume=context.resume,
         job=job.job if job else None,
-        hang=hang.hang_watch(context),
+        hang=env.hang_watch(context),
         techniques=_techniques(context),
         notices=notices + plan_notices(context),
     )
@@ -212,7 +209,7 @@ def _dtype(resolved: Resolved, placement: Placement) -> Dtype:
     recipe, device, cards = resolved.recipe, placement.topology.device, placement.cards
     if resolved.given("precision.dtype"):
         return choose_dtype(recipe, device, cards)
-    own = load("trainkit.frameworks.hf_trainer.argv_reader:own_format") if recipe.program.kind == "hf" else None
+    own = load("trainkit.tools.hf.argv_reader:own_format") if recipe.program.kind == "hf" else None
     base = resolved.attachments.get("strategy.config")
     return choose_dtype(recipe, device, cards, base.tree if base else None, own(resolved) if own else None)
 
@@ -249,7 +246,7 @@ def _command(context: Context, container: tuple[Token, ...]) -> tuple[Command, t
         *core_argv(context),
         *kind.wrapper(context),
         *expected.wrapper(context),
-        *hang.wrapper(context),
+        *env.wrapper(context),
         token("--", rule=WRAPPER),
     )
     sources = tuple(item.source for item in (*container, *launcher, *wrapper, *program))

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.containers.inside import ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
-from trainkit.frameworks.containers.registry import ENGINES
-from trainkit.frameworks.hf_trainer.versions import NEWEST_SEEN
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import EnvironmentDiff, Notice, PlannedContainer, Preparation, Text, Variable, text
+from trainkit.launch_plan.provenance import Token, texts
 from trainkit.machine.facts import Facts
-from trainkit.plan.context import Context
-from trainkit.plan.model import EnvironmentDiff, Notice, PlannedContainer, Preparation, Text, Variable, text
-from trainkit.plan.provenance import Token, texts
 from trainkit.planner.requirements import needed_packages
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import HfModel, Image, NoContainer, Recipe
 from trainkit.recipe.schema.data import mixed_paths
+from trainkit.tools.containers.engine import ENGINES, ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
+from trainkit.tools.hf.fsdp_config import NEWEST_SEEN
 
 # Libraries whose versions decide words and files of the plan: the image's must be those that it was made for.
 DECIDING = ("torch", "accelerate", "transformers", "deepspeed")

@@ -1,4 +1,4 @@
-"""The environment diff: what the ranks' environment has that the caller's has not, and the reason for each part."""
+"""The watch over a run that may hang: when it speaks, what it does then, and what the ranks are given for it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,69 @@ import re
 from collections.abc import Iterator, Mapping
 
 from trainkit.errors import Diagnostic
-from trainkit.frameworks.containers.inside import environment as caches
-from trainkit.frameworks.deepspeed.ops import place_of
-from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
-from trainkit.frameworks.torch_xla import LEAKS as XLA_LEAKS
-from trainkit.frameworks.torch_xla import environment as xla_environment
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import EnvironmentDiff, HangWatch, Notice, Variable
+from trainkit.launch_plan.provenance import Source, SourcedVariable, Token, token, variable
 from trainkit.lazy import call
 from trainkit.machine.selection import ORDER
-from trainkit.plan.context import Context
-from trainkit.plan.model import EnvironmentDiff, Notice, Variable
-from trainkit.plan.provenance import Source, SourcedVariable, variable
-from trainkit.planner import hang
-from trainkit.planner.advice.compile_backends import records_graphs
+from trainkit.planner.compile_backends import records_graphs
 from trainkit.planner.dtype import VOLTA
+from trainkit.planner.expected import is_verified
 from trainkit.planner.placement import kind_of_cards
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image
+from trainkit.recipe.schema.cluster import Cluster, Kubernetes, Slurm
 from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
+from trainkit.tools.containers.engine import environment as caches
+from trainkit.tools.deepspeed.ops import place_of
+from trainkit.tools.registry import LAUNCHERS, PROGRAMS
+from trainkit.tools.torch_xla import LEAKS as XLA_LEAKS
+from trainkit.tools.torch_xla import environment as xla_environment
+
+STAMPS = "each rank's program says how far it is, for the watch over a run that hangs"
+RECORDED = "collectives that torch keeps, so that the rank that others wait for can be named"
+ENTRIES = 2000  # as torch keeps for NCCL by itself
+
+
+def hang_watch(context: Context) -> HangWatch:
+    """What the plan promises. The plan decides whether a run that hangs is ended; the guardian obeys."""
+    asked = context.recipe.hang
+    after = None if asked.after_seconds == "auto" else float(asked.after_seconds)
+    if asked.then == "auto":
+        again = _starts_again(context.recipe.cluster)
+        reason = "it is started again" if again else "nothing would start it again"
+        return HangWatch(after, asked.start_seconds, ends=again, reason=reason)
+    return HangWatch(after, asked.start_seconds, ends=asked.then == "end", reason="hang.then says so")
+
+
+def _starts_again(cluster: Cluster) -> bool:
+    """Whether a run that has ended for a hang goes on by itself from its newest checkpoint."""
+    if isinstance(cluster, Kubernetes):
+        return cluster.restarts > 0
+    return isinstance(cluster, Slurm) and "hang" in cluster.requeue.after
+
+
+def is_stamped(context: Context) -> bool:
+    """Whether the program says how far it is: the built-in trainer does, and the hook in programs of the user's own."""
+    return context.recipe.program.kind == "builtin" or is_verified(context)
+
+
+def wrapper(context: Context) -> tuple[Token, ...]:
+    """The argv for the rank wrapper."""
+    if not is_stamped(context):
+        return ()
+    return (token("--stamps", rule=STAMPS), token("yes", rule=STAMPS))
+
+
+def environment(context: Context) -> Iterator[SourcedVariable]:
+    """What has torch keep its latest collectives, where there are several ranks and somebody who can ask for them."""
+    if context.topology.world_size > 1 and is_stamped(context) and context.recipe.hang.after_seconds:
+        yield variable("TORCH_FR_BUFFER_SIZE", str(ENTRIES), rule=RECORDED)
+
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
-unlinked = call("trainkit.frameworks.accelerate.launcher:unlinked")
+unlinked = call("trainkit.tools.accelerate.launcher:unlinked")
 
 # What a variable does that an outer launcher, a finished job or a shell profile left behind -> its names or prefixes.
 LEFT_BEHIND = {
@@ -105,7 +147,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
         # From the general to the particular: what the recipe names itself wins.
         *_defaults(context),
         *_devices(context),
-        *hang.environment(context),
+        *environment(context),
         *xla_environment(context),
         *(unlinked(context) if len(context.facts.gpus) > 1 else ()),
         *LAUNCHERS[context.launcher].environment(context),

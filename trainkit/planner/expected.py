@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainkit.frameworks.base.own_scripts import is_executable
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Variable
+from trainkit.launch_plan.provenance import Source, SourcedFile, Token, chosen_at_start, json_file, token
 from trainkit.lazy import load
-from trainkit.plan.context import Context
-from trainkit.plan.model import Variable
-from trainkit.plan.provenance import Source, SourcedFile, Token, chosen_at_start, json_file, token
 from trainkit.recipe.schema.launching import ON_ACCELERATE, OWN_DEFAULTS
+from trainkit.tools.base.own_scripts import is_executable
 
 EXPECTED = "expected.json"
 RULE = "the first optimizer step of each rank is compared with the plan, through a hook on PYTHONPATH"
@@ -57,7 +57,7 @@ def files(context: Context) -> tuple[SourcedFile, ...]:
         entries["on_difference"] = ("warn", Source(rule="the strategy is the program's own part"))
     if program == "hf":
         entries["arguments"] = ({}, Source())  # there even where none is given
-        for field, value, source in load("trainkit.frameworks.hf_trainer.program:promised")(context):
+        for field, value, source in load("trainkit.tools.hf.program:promised")(context):
             entries[f"arguments.{field}"] = (value, source)
         if chosen_at_start(context) or context.recipe.checkpoint.resume != "never":
             entries["resume"] = ({"argument": "--resume_from_checkpoint"}, Source(("checkpoint.resume",)))

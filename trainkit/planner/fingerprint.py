@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from trainkit.plan.model import BatchArithmetic
+from trainkit.launch_plan.model import BatchArithmetic
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.launching import OWN_DEFAULTS
 

@@ -9,9 +9,9 @@ from typing import Any
 from trainkit.errors import Diagnostic
 from trainkit.hub.cache import Copy
 from trainkit.hub.names import Download, named_by, pinned, revision_without_name
-from trainkit.plan.context import Context
-from trainkit.plan.model import Notice, Preparation, text
-from trainkit.plan.provenance import module, texts
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Notice, Preparation, Variable, text
+from trainkit.launch_plan.provenance import module, texts
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
 from trainkit.text import format_size
@@ -119,3 +119,46 @@ def _told(context: Context, copy: Copy, sizes: Mapping[str, int]) -> str:
     part, whole = format_size(_missing(copy)), format_size(total)
     size = part if part == whole else f"{part} of {whole}"
     return f"{head}: {size} fetched before the ranks start, into {copy.folder}"
+
+
+_KEY = "checkpoint.push_to_hub"
+
+
+def is_pushing(context: Context) -> bool:
+    """Whether the built-in trainer uploads; other programs are told to, and do it in their own way."""
+    return context.recipe.program.kind == "builtin" and context.recipe.checkpoint.push_to_hub.repo is not None
+
+
+def push_preparations(context: Context) -> tuple[Preparation, ...]:
+    """The repository, and a token that may write there: without them no rank starts."""
+    asked = context.recipe.checkpoint.push_to_hub
+    if not is_pushing(context) or asked.repo is None:
+        return ()
+    words = [text(asked.repo)]
+    if context.topology.nodes > 1:
+        words += [text("--node"), text(Variable.NODE_RANK)]
+    words += [text("--holds"), text("adapters" if context.recipe.peft.kind == "lora" else "weights")]
+    if asked.private is not None:
+        words += [text("--private"), text("yes" if asked.private else "no")]
+    argv = (*texts(module(context, "trainkit.hub.push", keys=(f"{_KEY}.repo",))), *words)
+    return (Preparation(f"make {asked.repo} ready on the Hub", argv, ""),)
+
+
+def push_notices(context: Context) -> Iterator[Notice]:
+    """What is uploaded, where to and when; and a token that the run will not find."""
+    if not is_pushing(context):
+        return
+    recipe = context.recipe
+    asked = recipe.checkpoint.push_to_hub
+    weights = "adapters (as peft reads them)" if recipe.peft.kind == "lora" else "weights"
+    saves = f"every {recipe.checkpoint.every_steps} steps" if recipe.checkpoint.every_steps else "at the end"
+    what = {
+        "end": f"the {weights} that the run ends with",
+        "every_save": f"the {weights} of each checkpoint ({saves})",
+        "checkpoint": f"{weights} of each checkpoint ({saves}), and the newest one whole as last-checkpoint",
+        "all": f"{weights} of each checkpoint ({saves}), and each checkpoint whole",
+    }[asked.strategy]
+    seen = {None: "", True: " (private)", False: " (public)"}[asked.private]
+    page = f"{asked.repo}{seen} on the Hub, with config and model card, in the background of the training"
+    yield Notice("note", f"{_KEY}: {what}: to {page}; the end of the run waits for it")
+    yield from without_token(context, _KEY)

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trainkit.frameworks.accelerate.parallelism import widths
-from trainkit.frameworks.registry import LAUNCHERS, PROGRAMS
-from trainkit.frameworks.torch_xla import is_spmd
-from trainkit.machine.versions import at_least
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Notice
+from trainkit.machine.facts import at_least
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
-from trainkit.plan.context import Context
-from trainkit.plan.model import Notice
-from trainkit.planner.advice.card_kernels import has_flash_attention
-from trainkit.planner.technique import value_of
+from trainkit.planner.dtype import has_flash_attention
+from trainkit.planner.techniques import value_of
 from trainkit.recipe.schema import Fsdp, Image
 from trainkit.recipe.schema.model import quantized_bits
+from trainkit.tools.accelerate.importer import widths
+from trainkit.tools.registry import LAUNCHERS, PROGRAMS
+from trainkit.tools.torch_xla import is_spmd
 
 
 @dataclass(frozen=True, slots=True)

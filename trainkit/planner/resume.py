@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainkit.plan.model import Notice, Resume
+from trainkit.launch_plan.model import Notice, Resume
 from trainkit.text import counted
 
 if TYPE_CHECKING:

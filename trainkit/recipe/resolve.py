@@ -6,27 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.recipe.layers.described import described
-from trainkit.recipe.layers.environment import environment_layer
-from trainkit.recipe.layers.extends import Sources
-from trainkit.recipe.layers.interpolation import interpolate, interpolated
-from trainkit.recipe.layers.layer import Layer, place_of
-from trainkit.recipe.layers.merge import Merge, merge
-from trainkit.recipe.layers.paths import Files, absent_inputs, absolute, attach, script_source
-from trainkit.recipe.layers.secrets import mask_values
+from trainkit.recipe.assignment import environment_layer
+from trainkit.recipe.described import described
+from trainkit.recipe.extends import Sources
+from trainkit.recipe.interpolation import interpolate, interpolated
+from trainkit.recipe.layer import Layer, place_of
+from trainkit.recipe.merge import Merge, merge
+from trainkit.recipe.paths import Files, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
+from trainkit.recipe.rules import Context, KindOf, check, contradictions, no_kind, written_secrets
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
-from trainkit.recipe.validation.batch_conflicts import contradictions
-from trainkit.recipe.validation.rule_context import Context, KindOf, no_kind
-from trainkit.recipe.validation.rules import check, written_secrets
-from trainkit.recipe.validation.validate import (
-    default_kind,
-    likely_kind,
-    unknown_keys,
-    validate,
-    validate_layer,
-    without_unknown,
-)
+from trainkit.recipe.secrets import mask_values
+from trainkit.recipe.validate import default_kind, likely_kind, unknown_keys, validate, validate_layer, without_unknown
 
 # The request, the strength of its command line, the files, the layers below -> its layers, and what is wrong with it.
 Arguments = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layers.layer import place_of
+from trainkit.recipe.layer import place_of
 from trainkit.recipe.schema import Recipe
 
 

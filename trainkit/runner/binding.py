@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import cache_folder
-from trainkit.plan.model import EnvironmentDiff, Plan, Variable, bind_words
+from trainkit.launch_plan.model import EnvironmentDiff, Plan, Variable, bind_words
 from trainkit.runner.rundir.layout import RunLayout
 
 

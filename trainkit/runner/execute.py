@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import cache_folder, refuse_links, write_json
+from trainkit.launch_plan.model import Plan, Planned
 from trainkit.machine.card_locks import Cards, taken_by, user_name
-from trainkit.plan.model import Plan, Planned
 from trainkit.runner.binding import BoundPlan, bind, container_values, run_values
 from trainkit.runner.nodes.agreement import Start
 from trainkit.runner.nodes.assembly import START_SECONDS, Assembly, assemble
@@ -32,7 +32,7 @@ from trainkit.runner.rundir.uploads import clear_uploads
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
-from trainkit.schedulers.place import Place
+from trainkit.schedulers.base import Place
 
 NO_INPUT = (
     "standard input is not handed on: only a single rank without a launcher reads it; let the program read a file"

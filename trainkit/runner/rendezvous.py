@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainkit.errors import MachineError
-from trainkit.plan.model import Plan
-from trainkit.schedulers.place import NODE_RANKS, Place, place_in
+from trainkit.launch_plan.model import Plan
+from trainkit.schedulers.base import NODE_RANKS, Place, place_in
 
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 15000

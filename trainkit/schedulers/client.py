@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from trainkit.errors import MachineError
-from trainkit.schedulers.interface import NoAnswerError, Output, Query, RefusedError
+from trainkit.schedulers.base import NoAnswerError, Output, Query, RefusedError
 from trainkit.schedulers.slurm import without_settings
 
 SECONDS = 20.0  # a controller that has not answered by then is taken for one that does not

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic
-from trainkit.plan.context import Context
-from trainkit.plan.model import Text, Variable, text
-from trainkit.plan.provenance import Source, SourcedJob, Token, sourced_job, token
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Text, Variable, text
+from trainkit.launch_plan.provenance import Source, SourcedJob, Token, sourced_job, token
 from trainkit.recipe.schema import Kubernetes, Recipe
-from trainkit.recipe.validation.suggestions import did_you_mean
-from trainkit.recipe.yaml.writer import manifest, scalar
+from trainkit.recipe.suggestions import did_you_mean
+from trainkit.recipe.yaml_writer import manifest, scalar
 from trainkit.schedulers import kubectl
-from trainkit.schedulers.interface import Job, JobState, Output, Query
-from trainkit.schedulers.place import POD_HOSTS, POD_START
+from trainkit.schedulers.base import POD_HOSTS, POD_START, Job, JobState, Output, Query
 
 JOB_ID = r"[a-z0-9][a-z0-9-]{0,62}/(jobset|job)/[a-z0-9][a-z0-9.-]{0,252}"  # namespace/kind/name (RFC 1123)
 WORKLOAD, CONFIG_MAP = "workload.yaml", "configmap.yaml"

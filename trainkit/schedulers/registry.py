@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from trainkit.plan.context import Context
+from trainkit.launch_plan.context import Context
 from trainkit.schedulers import kubernetes, slurm, ssh
-from trainkit.schedulers.interface import Scheduler
+from trainkit.schedulers.base import Scheduler
 
 SCHEDULERS: Mapping[str, Scheduler] = {
     "slurm": cast("Scheduler", slurm),

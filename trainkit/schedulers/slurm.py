@@ -8,13 +8,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from trainkit.errors import Diagnostic, MachineError
-from trainkit.plan.context import Context
-from trainkit.plan.model import Variable
-from trainkit.plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Variable
+from trainkit.launch_plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
 from trainkit.recipe.schema import Recipe, Slurm
 from trainkit.schedulers import slurm_answers as read
-from trainkit.schedulers.interface import Job, JobState, Query, State
-from trainkit.schedulers.place import Allocation
+from trainkit.schedulers.base import Allocation, Job, JobState, Query, State
 from trainkit.schedulers.slurm_options import BARE, KNOWN, directives, options
 
 SCRIPT = "job.sh"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 
-from trainkit.schedulers.interface import Job, JobState, NoAnswerError, Output, RefusedError, State
+from trainkit.schedulers.base import Job, JobState, NoAnswerError, Output, RefusedError, State
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
 _START = re.compile(r"Job (\d+) to start at (\S+) using (\d+) processors on nodes (\S+) in partition (\S+)")

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainkit.errors import Diagnostic
-from trainkit.plan.context import Context
-from trainkit.plan.model import Variable
-from trainkit.plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Variable
+from trainkit.launch_plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
 from trainkit.recipe.schema import Recipe, Ssh
-from trainkit.schedulers.interface import Output, Query, RefusedError
+from trainkit.schedulers.base import Output, Query, RefusedError
 
 SCRIPT = "node.sh"
 JOB_ID = r"[1-9]\d{0,9}"  # of the process that holds the run

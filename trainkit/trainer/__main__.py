@@ -12,13 +12,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words
+from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words, refusal
 from trainkit.files import cache_folder, publish
 from trainkit.recipe.schema import Logging
-from trainkit.refusals import refusal
 from trainkit.stamps import EVALUATION, Stamps, attach
+from trainkit.trainer.loop import SAVING, STOPPING, Requests
 from trainkit.trainer.settings import Settings, World, read_settings
-from trainkit.trainer.signals import SAVING, STOPPING, Requests
 
 if TYPE_CHECKING:
     import torch
@@ -96,13 +95,12 @@ def train_and_report(
     settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
-    from trainkit.planner.advice.streaming import is_packed_stream
+    from trainkit.planner.streaming import is_packed_stream
     from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.checkpoint.uploading import finish_pushes
     from trainkit.trainer.data.loader import slow_data_warning
     from trainkit.trainer.loop import train
-    from trainkit.trainer.metrics.predictions import predict
-    from trainkit.trainer.metrics.result import result, write_result
+    from trainkit.trainer.metrics.predictions import predict, result, write_result
     from trainkit.trainer.metrics.writers import Metrics
     from trainkit.trainer.setup import assemble, describe, start_record
 

@@ -24,7 +24,7 @@ from trainkit.trainer.metrics.mfu import Work
 from trainkit.trainer.metrics.pace import STRETCHES, Totals, Waiting, steady
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim.mixed_precision import SkippedSteps
+from trainkit.trainer.optim import SkippedSteps
 from trainkit.trainer.perf.compiling import CompileClock
 from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts

@@ -1,8 +1,11 @@
-"""The training loop, to be read from top to bottom."""
+"""Requests that arrive as signals, and how ranks agree on them at optimizer steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from signal import Signals
 
@@ -17,11 +20,66 @@ from trainkit.trainer.data.source import Batch, bounds_of_micro
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.optim.mixed_precision import casts_kept
-from trainkit.trainer.perf.garbage import collected_between_steps
+from trainkit.trainer.optim import casts_kept
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts
-from trainkit.trainer.signals import Requests
+
+# In the order in which they are obeyed when several arrived.
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+SAVING = signal.SIGUSR1
+WATCHED = (*STOPPING, SAVING)
+
+
+class Requests:
+    """Signals seen by this process. Handlers only take note; a repeated signal is the same request."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def listen(self, *numbers: signal.Signals) -> None:
+        """Take over these signals. Until then they end the process at once, as they always do."""
+        for number in numbers:
+            signal.signal(number, lambda seen, frame: self._seen.add(seen))
+
+    def votes(self) -> list[int]:
+        """1 for each watched signal that this rank has seen. Travels with the token counts, in one collective."""
+        return [int(number in self._seen) for number in WATCHED]
+
+    def settle(self, votes: Sequence[int] | None = None) -> tuple[signal.Signals | None, bool]:
+        """What to do after a step: the signal to stop for, and whether to save.
+
+        votes: those of all ranks, summed; None for what this one has seen by now.
+        """
+        asked = [number for number, count in zip(WATCHED, votes or self.votes(), strict=True) if count]
+        if SAVING in asked:
+            # The request is granted, and the next one counts again.
+            self._seen.discard(SAVING)
+        return next((number for number in STOPPING if number in asked), None), SAVING in asked
+
+
+YOUNG_EVERY, ALL_EVERY = 10, 1000  # steps
+
+
+@contextmanager
+def collected_between_steps() -> Iterator[Callable[[int], None]]:
+    """Inside, garbage is collected by calls alone: what is given is to be called with the number of each step done."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # what is there stays: nobody need look through it again
+    gc.disable()
+    try:
+        yield _collect
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+def _collect(step: int) -> None:
+    if step % ALL_EVERY == 0:
+        gc.collect()
+    elif step % YOUNG_EVERY == 0:
+        gc.collect(1)
 
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:

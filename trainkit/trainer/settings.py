@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json, read_whole
 from trainkit.hub.cache import cache_root, located
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation
-from trainkit.recipe.layers.paths import Overlay, absolute
+from trainkit.recipe.paths import Overlay, absolute
 from trainkit.recipe.schema.fields import nest, schema
-from trainkit.recipe.validation.type_errors import choices, takes_switch
+from trainkit.recipe.validate import choices, takes_switch
 from trainkit.wizard.question import AnswerError, Choice, View
 
 if TYPE_CHECKING:
-    from trainkit.plan.model import Notice, Plan
+    from trainkit.launch_plan.model import Notice, Plan
     from trainkit.recipe.resolved import Resolved
 
 _NAME = ".answers-so-far.yaml"
@@ -66,7 +66,7 @@ def check(view: View) -> PlannerResult:
 
 def resolve_text(view: View, text: str, name: str) -> Resolved:
     """Resolve a recipe that is not written yet, as a file of this name in the working folder."""
-    from trainkit.flags.resolve import resolve
+    from trainkit.recipe.flags import resolve
     from trainkit.recipe.resolved import Request
 
     files = Overlay(view.files, {absolute(name, view.cwd): text})

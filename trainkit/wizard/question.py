@@ -10,10 +10,9 @@ from typing import Any
 
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import allocation
-from trainkit.recipe.layers.paths import Files
+from trainkit.recipe.paths import Files
 from trainkit.recipe.schema.fields import Setting, schema, tagged_sections
-from trainkit.recipe.validation.type_errors import choices
-from trainkit.recipe.validation.validate import default_kind
+from trainkit.recipe.validate import choices, default_kind
 
 
 @dataclass(frozen=True)

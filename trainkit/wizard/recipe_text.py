@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.layers.layer import normalise, read_document
-from trainkit.recipe.layers.merge import Merge
-from trainkit.recipe.layers.paths import seen_from
+from trainkit.recipe.layer import normalise, read_document
+from trainkit.recipe.merge import Merge
+from trainkit.recipe.paths import seen_from
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, nest, schema
-from trainkit.recipe.yaml.writer import comment, flow, opening, recipe_name, shortened
+from trainkit.recipe.yaml_writer import comment, flow, opening, recipe_name, shortened
 from trainkit.text import counted
 from trainkit.wizard.planner_check import resolve_text
 from trainkit.wizard.question import Settings, View, flatten, same
 from trainkit.wizard.session import placed
-from trainkit.wizard.topics import TOPICS
-from trainkit.wizard.topics.devices import described
+from trainkit.wizard.topics import TOPICS, described
 
 if TYPE_CHECKING:
-    from trainkit.plan.model import Plan
+    from trainkit.launch_plan.model import Plan
 
 WIDTH = 80
 _OWN = ("version", "name")  # lines that every recipe has

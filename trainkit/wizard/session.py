@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
-from trainkit.flags.overrides import override_layers
-from trainkit.recipe.layers.extends import Sources
-from trainkit.recipe.layers.interpolation import interpolated
-from trainkit.recipe.layers.layer import VARIANTS, Layer
-from trainkit.recipe.layers.merge import Merge, merge
-from trainkit.recipe.layers.paths import Files, absolute
+from trainkit.recipe.extends import Sources
+from trainkit.recipe.flags import override_layers
+from trainkit.recipe.interpolation import interpolated
+from trainkit.recipe.layer import VARIANTS, Layer
+from trainkit.recipe.merge import Merge, merge
+from trainkit.recipe.paths import Files, absolute
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
-from trainkit.recipe.validation.validate import likely_kind, unknown_keys, validate_layer
+from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
 from trainkit.wizard.planner_check import check, validated
 from trainkit.wizard.question import Answer, AnswerError, Base, Question, Settings, Topic, View, flatten
 from trainkit.wizard.topics import TOPICS
@@ -163,7 +163,7 @@ def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str,
 
     Raises RecipeError.
     """
-    from trainkit.flags.resolve import resolve
+    from trainkit.recipe.flags import resolve
     from trainkit.recipe.resolved import Request
 
     resolved = resolve(Request(recipe, cwd, environ=environ), files)

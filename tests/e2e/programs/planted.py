@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer import __main__ as trainer
-from trainkit.trainer import loop
+from trainkit.trainer import loop, optim
 from trainkit.trainer.data import loader
-from trainkit.trainer.optim import optimizers
 
 
 def decay_everything() -> None:
@@ -21,7 +20,7 @@ def decay_everything() -> None:
     def groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(parameters), "weight_decay": weight_decay}]
 
-    optimizers.parameter_groups = groups
+    optim.parameter_groups = groups
 
 
 def average_per_rank() -> None:

@@ -21,9 +21,8 @@ from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_r
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
-    from trainkit.bench.bench import Candidate, Setup
-    from trainkit.bench.comparison import MemoryKind
-    from trainkit.plan.model import Plan, Planned
+    from trainkit.bench import Candidate, MemoryKind, Setup
+    from trainkit.launch_plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
     from trainkit.runner.execute import RunRequest
 
@@ -56,9 +55,7 @@ def bench(
 
     Example: trainkit bench efficiency-table-small --only checkpointing,bf16
     """
-    from trainkit.bench.bench import BenchTerminal, run_all
-    from trainkit.bench.comparison import as_data, render
-    from trainkit.bench.plot import can_plot, draw
+    from trainkit.bench import BenchTerminal, as_data, can_plot, draw, render, run_all
 
     if not no_plot and not can_plot():
         hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"
@@ -83,8 +80,8 @@ def prepare(
 
     Raises RecipeError where the recipe or one of its variants is wrong in itself.
     """
-    from trainkit.bench.bench import Setup
-    from trainkit.recipe.layers.variants import BASE
+    from trainkit.bench import Setup
+    from trainkit.recipe.extends import BASE
 
     if own_program(context):
         hint = "write a recipe with `trainkit import … --output recipe.yaml`, and give it variants"
@@ -130,7 +127,7 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     """The variants to run, in the recipe's order. Raises UsageError for a name that it does not have."""
-    from trainkit.recipe.validation.suggestions import did_you_mean
+    from trainkit.recipe.suggestions import did_you_mean
 
     if not variants:
         raise UsageError("the recipe has no variants to compare", hint="give it some below `variants:`")
@@ -146,7 +143,7 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
 
 def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
-    from trainkit.bench.bench import Candidate
+    from trainkit.bench import Candidate
 
     def request(planned: Planned) -> RunRequest:
         return run_request(planned, resolved, lambda: request(plan_recipe(resolved)))

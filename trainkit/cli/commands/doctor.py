@@ -44,8 +44,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
 
     Example: trainkit doctor quickstart --with strategy/ddp
     """
-    from trainkit.doctor.check import this_host
-    from trainkit.doctor.commands import Commands, private_environment
+    from trainkit.doctor.check import Commands, private_environment, this_host
     from trainkit.doctor.examine import checks_for, examine
     from trainkit.machine.probe import probe
 

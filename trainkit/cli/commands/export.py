@@ -127,7 +127,7 @@ def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
 
     A name means its newest run that has some: one that only evaluates another's weights saves none.
     """
-    from trainkit.runner.rundir.checkpoints import checkpoints_of, named_checkpoint, saved_checkpoints
+    from trainkit.runner.rundir.listing import checkpoints_of, named_checkpoint, saved_checkpoints
 
     if named_checkpoint(word):
         if best:

@@ -67,7 +67,7 @@ def import_(
     Example: trainkit import ds_config.json --output recipe.yaml
     """
     from trainkit.convert.importing import Lines, check_import, import_words
-    from trainkit.frameworks.base.draft import ImportContext
+    from trainkit.tools.base.draft import ImportContext
 
     argv, cwd, output = list(context.args), working_folder(), None if output == "-" else output
     refuse(argv, output, kind, force=force)
@@ -100,7 +100,7 @@ def _assignment(word: str) -> tuple[str, str]:
 
 def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: bool) -> None:
     """What is wrong with the call itself. Raises UsageError."""
-    from trainkit.convert.command import KINDS
+    from trainkit.convert.command import PROGRAM_KINDS
     from trainkit.convert.importing import is_file, is_line
 
     if not any(word.strip() for word in argv[:1]):
@@ -111,7 +111,7 @@ def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: 
             f"give the program's arguments after `--`: trainkit import {shlex.quote(argv[0])} -- {shlex.join(argv[1:])}"
         )
         raise UsageError(f"one word too many: {argv[1]!r}", hint=hint)
-    own = [each for each in KINDS if each != "builtin"]
+    own = [each for each in PROGRAM_KINDS if each != "builtin"]
     if kind is not None and kind not in own:
         raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
     if output is not None and is_there(output) and not force:

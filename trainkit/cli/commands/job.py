@@ -13,12 +13,12 @@ from typer import Argument, Option
 
 from trainkit.cli.options import Command, CommandGroup
 from trainkit.cli.pipeline import plan_recipe, resolve_request, run_request, show_warnings
-from trainkit.recipe.layers.environment import without_layer
+from trainkit.recipe.assignment import without_layer
 from trainkit.runner.rundir.layout import RunLayout
 
 if TYPE_CHECKING:
     from trainkit.runner.execute import RunRequest
-    from trainkit.schedulers.place import Place
+    from trainkit.schedulers.base import Place
 
 app = typer.Typer(name="job", cls=CommandGroup, no_args_is_help=True, add_completion=False)
 
@@ -50,7 +50,7 @@ def batch(
     folder: Folder, failed: Annotated[str, Option("--failed", help="Why the job script ends before the run.")] = ""
 ) -> None:
     """Start an attempt of a submitted run on all nodes of this job, and queue the job again where that is planned."""
-    from trainkit.jobs.batch import Batch, end_unbegun
+    from trainkit.schedulers.jobs.batch import Batch, end_unbegun
 
     raise typer.Exit(end_unbegun(folder, failed) if failed else Batch(folder, os.environ).run())
 
@@ -58,8 +58,8 @@ def batch(
 @app.command("signal", cls=Command)
 def signal_run(folder: Folder, number: int) -> None:
     """Signal the trainkit of node 0 on this host, which tells the other nodes."""
-    from trainkit.jobs.batch import signal_node_0
     from trainkit.runner.rundir.layout import RunLayout
+    from trainkit.schedulers.jobs.batch import signal_node_0
 
     raise typer.Exit(0 if signal_node_0(RunLayout(folder), number) else 1)
 
@@ -75,7 +75,7 @@ def node(  # noqa: PLR0917 - a command's options
 ) -> None:
     """Start the plan of a submitted run on this node."""
     if run_id:
-        from trainkit.jobs.pods import Pod
+        from trainkit.schedulers.jobs.pods import Pod
 
         pod = Pod(RunLayout(folder.absolute()), run_id, os.environ)
         code = execute_node(pod.submitted, pod.layout, pod.begin(), pod.job)
@@ -95,10 +95,10 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
     Raises MachineError where this node cannot do what was planned.
     """
     from trainkit.cli.commands.run import refuse_unfit
-    from trainkit.jobs.batch import read_plan
-    from trainkit.jobs.node import as_promised, run_node
     from trainkit.machine.probe import probe
     from trainkit.runner.rendezvous import place_of
+    from trainkit.schedulers.jobs.batch import read_plan
+    from trainkit.schedulers.jobs.node import as_promised, run_node
 
     place = place_of(read_plan(submitted), given, os.environ)
 
@@ -124,8 +124,8 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
 
 def _held_place(layout: RunLayout, number: int, hosts: str) -> Place:
     """Obey standard input from now on; which node this is, as the words say."""
-    from trainkit.jobs.held import hold_input
-    from trainkit.schedulers.place import Place
+    from trainkit.schedulers.base import Place
+    from trainkit.schedulers.jobs.ssh_runs import hold_input
 
     hold_input(layout)
     names = tuple(hosts.split(","))

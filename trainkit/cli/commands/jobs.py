@@ -19,8 +19,8 @@ from trainkit.cli.options import Json, Root, Run
 from trainkit.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
-    from trainkit.jobs.states import RunState
     from trainkit.runner.rundir.layout import RunLayout
+    from trainkit.schedulers.jobs.states import RunState
 
 WATCH_SECONDS = 2.0
 
@@ -37,7 +37,7 @@ def status(
 
     Example: trainkit status quickstart
     """
-    from trainkit.jobs.states import Jobs, state_of
+    from trainkit.schedulers.jobs.states import Jobs, state_of
 
     runs, several = find_runs(run, root)
     shown = None
@@ -70,7 +70,7 @@ def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
 
 def described(found: RunState, layout: RunLayout) -> str:
     """A state in a few words: what, where, how far, who says so."""
-    from trainkit.jobs.states import age
+    from trainkit.schedulers.jobs.states import age
 
     parts = [found.word.replace("_", " ")]
     if found.exit_code is not None and found.is_over:
@@ -107,7 +107,7 @@ def logs(  # noqa: PLR0917 - a command's options
 
     Example: trainkit logs quickstart --all
     """
-    from trainkit.jobs.following import Wanted, show_logs
+    from trainkit.schedulers.jobs.following import Wanted, show_logs
 
     if sum((rank is not None, node is not None, every)) > 1:
         raise UsageError("--rank, --node and --all exclude one another", hint="give one of them")
@@ -132,7 +132,7 @@ def cancel(
 
     Example: trainkit cancel quickstart
     """
-    from trainkit.jobs.orders import cancel as cancel_run
+    from trainkit.schedulers.jobs.following import cancel as cancel_run
 
     runs, _ = find_runs(run, root)
     failed = list[UsageError | MachineError]()
@@ -151,7 +151,7 @@ def checkpoint(run: Run = None, root: Root = "runs") -> None:
 
     Example: trainkit checkpoint quickstart
     """
-    from trainkit.jobs.orders import save
+    from trainkit.schedulers.jobs.following import save
 
     layout = find_run(run, root).layout
     write_text(f"{save(layout, os.environ)}\n")
@@ -167,7 +167,7 @@ def attach(
 
     Example: trainkit attach quickstart --node 1 -- nvidia-smi
     """
-    from trainkit.jobs.orders import attach_command
+    from trainkit.schedulers.jobs.following import attach_command
 
     layout = find_run(run, root).layout
     words = tuple(context.obj) or (os.environ.get("SHELL", "sh"),)
@@ -183,7 +183,7 @@ def _ssh_words(layout: RunLayout) -> Sequence[str]:
     """How ssh reaches the hosts of a run, by its recipe as it was submitted."""
     from trainkit.cli.pipeline import resolve_request
     from trainkit.files import read_whole
-    from trainkit.recipe.layers.environment import without_layer
+    from trainkit.recipe.assignment import without_layer
     from trainkit.recipe.schema import Ssh
     from trainkit.schedulers import ssh
 

@@ -188,7 +188,7 @@ def facts() -> None:
 
 def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
     """Everything, by section; secret values are masked."""
-    from trainkit.recipe.layers.secrets import is_secret_name, mask, mask_line
+    from trainkit.recipe.secrets import is_secret_name, mask, mask_line
 
     build = facts.torch
     limit = "" if facts.cpu_limit is None else f", {facts.cpu_limit:g} by the control group"

@@ -19,8 +19,8 @@ from trainkit.errors import Diagnostic, ExitCode, UsageError
 from trainkit.files import is_there, parse_json, read_whole
 
 if TYPE_CHECKING:
+    from trainkit.launch_plan.model import Plan
     from trainkit.machine.facts import Facts
-    from trainkit.plan.model import Plan
     from trainkit.recipe.resolved import Resolved
 
 NARROWEST = 60  # columns
@@ -83,22 +83,22 @@ def write_plan(plan: Plan, resolved: Resolved, other: Plan | None, *, as_json: b
     """The plan on standard output: compared with another, as JSON, as a script, or as a page."""
     # Each way to show the plan is imported for itself: starting takes longer than planning.
     if other is not None:
-        from trainkit.plan.render import diff
+        from trainkit.launch_plan.render import explain
 
-        write_text(diff.render(other, plan))
+        write_text(explain.render_diff(other, plan))
     elif as_json:
-        from trainkit.plan.serialize import plan_to_json
+        from trainkit.launch_plan.model import plan_to_json
 
         sys.stdout.write(json.dumps(plan_to_json(plan), indent=2) + "\n")
     elif shell:
-        from trainkit.plan.render import shell as shell_renderer
-        from trainkit.recipe.yaml.writer import resolved_yaml
+        from trainkit.launch_plan.render import shell as shell_renderer
+        from trainkit.recipe.yaml_writer import resolved_yaml
 
         script = shell_renderer.render(plan, resolved_yaml(resolved))
         sys.stdout.flush()
         sys.stdout.buffer.write(script.encode("utf-8", "surrogateescape"))  # names of files byte for byte
     else:
-        from trainkit.plan.render import table
+        from trainkit.launch_plan.render import table
 
         width = table.WIDTH
         if sys.stdout.isatty():
@@ -108,7 +108,7 @@ def write_plan(plan: Plan, resolved: Resolved, other: Plan | None, *, as_json: b
 
 def other_plan(word: str, facts: Facts) -> Plan:
     """The plan of a run directory (its plan.json), a plan.json, or a recipe planned for the same machine."""
-    from trainkit.plan.serialize import plan_from_json
+    from trainkit.launch_plan.model import plan_from_json
 
     path = Path(word)
     stored = path / "plan.json" if path.is_dir() else path

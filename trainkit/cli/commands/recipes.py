@@ -20,7 +20,7 @@ from trainkit.cli.options import Force, Json, On, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.files import is_there
-from trainkit.recipe.layers.secrets import mask_words
+from trainkit.recipe.secrets import mask_words
 from trainkit.text import table
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ def cp(
     Example: trainkit cp quickstart my-run.yaml
     """
     from trainkit.cli.machines import profiles
-    from trainkit.recipe.yaml.writer import recipe_name, scalar
+    from trainkit.recipe.yaml_writer import recipe_name, scalar
 
     shipped = Disk().shipped()
     machines = {f"{MACHINES}/{stem}": str(path) for stem, path in profiles().items()}
     path = shipped.get(f"recipes/{name}") or {**machines, **shipped}.get(name)
     if path is None:
-        from trainkit.recipe.validation.suggestions import did_you_mean
+        from trainkit.recipe.suggestions import did_you_mean
 
         names = [*shipped, *machines, *(key.removeprefix("recipes/") for key in shipped)]
         hint = did_you_mean(name, names, "`trainkit ls` shows the names")
@@ -149,16 +149,15 @@ def judge(
 
 def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
     """What a plan on this machine would say of a model that its task cannot train, of a tokenizer or of adapters."""
-    from trainkit.planner.chats import chat_problems
-    from trainkit.planner.starting import adapter_problems
+    from trainkit.planner.rules import adapter_problems, chat_problems
 
     found = [*chat_problems(resolved), *adapter_problems(resolved)]
     if resolved.recipe.model.kind != "hf":
         return found
-    from trainkit.machine.probes.packages import probe
+    from trainkit.machine.host import probe_packages
     from trainkit.planner.architectures import architecture_problems
 
-    return [*architecture_problems(resolved, probe()["packages"].get("transformers")), *found]
+    return [*architecture_problems(resolved, probe_packages()["packages"].get("transformers")), *found]
 
 
 def explain(
@@ -183,7 +182,7 @@ def explain(
     Example: trainkit explain strategy.kind torchrun --nproc_per_node 2 train.py
     """
     from trainkit.cli.machines import machine_facts
-    from trainkit.plan.render import explain as renderer
+    from trainkit.launch_plan.render import explain as renderer
 
     recipe, queries, overrides = _explained(context, presets)
     if token is not None:
@@ -225,9 +224,8 @@ def schema(
 
     Example: trainkit schema > recipe.schema.json
     """
-    from trainkit.flags.registry import flag_reference
-    from trainkit.recipe.schema.json_schema import json_schema
-    from trainkit.recipe.schema.reference import reference_text
+    from trainkit.recipe.flags import flag_reference
+    from trainkit.recipe.schema.json_schema import json_schema, reference_text
 
     if flags:
         sys.stdout.write(flag_reference())

@@ -13,11 +13,11 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
-from trainkit.schedulers.place import Allocation, Place, in_step, place_in
+from trainkit.schedulers.base import Allocation, Place, in_step, place_in
 
 if TYPE_CHECKING:
+    from trainkit.launch_plan.model import Plan
     from trainkit.machine.facts import Facts
-    from trainkit.plan.model import Plan
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.runner.execute import RunRequest
@@ -81,9 +81,9 @@ def run_beside_others(resolved: Resolved) -> int:
 
 def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool:
     """Tell the other nodes why this one cannot run the recipe; whether it is another one, and node 0 says it."""
-    from trainkit.jobs.batch import say
     from trainkit.runner.nodes.agreement import ToldError
     from trainkit.runner.nodes.assembly import START_SECONDS, Meeting, report_unfit
+    from trainkit.schedulers.jobs.batch import say
 
     place, nodes = place_in(os.environ), recipe.nodes
     meeting = Meeting(recipe.name, nodes.count, nodes.rendezvous, recipe.output.root)
@@ -114,7 +114,7 @@ def as_step(recipe: Recipe) -> None:
     """In the batch script of a Slurm job on several nodes: run this command on each of them, and exit with its code."""
     place = place_in(os.environ)
     if isinstance(place, Allocation) and recipe.nodes.count > 1:
-        from trainkit.jobs.step import run_step
+        from trainkit.schedulers.jobs.node import run_step
 
         runs = Path(recipe.output.root).absolute() / recipe.name
         raise typer.Exit(run_step(place, recipe.nodes.count, runs, os.environ))

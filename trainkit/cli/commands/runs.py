@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,13 +20,16 @@ from typer import Argument, Option
 
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
-from trainkit.errors import UsageError
-from trainkit.recipe.layers.secrets import mask_words
+from trainkit.errors import MachineError, UsageError
+from trainkit.recipe.secrets import mask_words
 from trainkit.text import counted, listed, table
 
 if TYPE_CHECKING:
-    from trainkit.jobs.states import RunState
+    from trainkit.runner.rundir.layout import AttemptLayout
     from trainkit.runner.rundir.listing import RunInfo
+    from trainkit.runner.watch.judge import Account
+    from trainkit.schedulers.jobs.states import RunState
+
 
 _LAST = 10  # lines of a log
 _WIDEST = 32  # characters of a program's name in a list
@@ -53,8 +57,8 @@ def list_runs(
 
     Example: trainkit runs list quickstart
     """
-    from trainkit.jobs.states import Jobs, state_of
     from trainkit.runner.rundir import listing
+    from trainkit.schedulers.jobs.states import Jobs, state_of
 
     roots, jobs = known_roots() if everywhere else [root], Jobs()
     runs = sorted((run for each in roots for run in listing.list_runs(each, name)), key=lambda run: run.layout.id)
@@ -100,9 +104,9 @@ def show(
 
     Example: trainkit runs show quickstart
     """
-    from trainkit.jobs.states import state_of
     from trainkit.runner.report.summary import render_summary
     from trainkit.runner.rundir.code_state import read_code
+    from trainkit.schedulers.jobs.states import state_of
 
     info = find_run(run, root)
     state = state_of(info.layout)
@@ -149,8 +153,8 @@ def prune(
 
     Example: trainkit runs prune --keep 3
     """
-    from trainkit.jobs.states import older, prunable, remove_run
     from trainkit.runner.rundir import listing
+    from trainkit.schedulers.jobs.states import older, prunable, remove_run
 
     runs = listing.list_runs(root, name)
     chosen = prunable(runs, keep)
@@ -218,8 +222,8 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
 
 def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:
     """Where else the run of a job may be: in folders that runs have noted, and in the one that Slurm knows it in."""
-    from trainkit.jobs.states import root_of_job
     from trainkit.runner.rundir.listing import list_runs
+    from trainkit.schedulers.jobs.states import root_of_job
     from trainkit.schedulers.slurm import JOB_ID
 
     if re.fullmatch(JOB_ID, number, re.ASCII):
@@ -237,7 +241,7 @@ def tasks_of(number: str, runs: Sequence[RunInfo]) -> list[RunInfo]:
 
 def job_of(run: RunInfo) -> str:
     """The number of its job; empty for a run that was not submitted."""
-    from trainkit.jobs.records import read_submission
+    from trainkit.schedulers.jobs.records import read_submission
 
     submission = read_submission(run.layout.root)
     return submission.job if submission else ""
@@ -258,3 +262,90 @@ def as_data(run: RunInfo, state: RunState) -> dict[str, Any]:
         "argv": mask_words(run.argv),
         "summary": dict(run.summary),
     }
+
+
+ANSWER_SECONDS = 30.0  # the guardian looks once a second, and waits twelve for other nodes
+LOOK_SECONDS = 0.1
+STILL_SECONDS = 10.0  # a run whose ranks have all moved since is called one that moves
+
+
+def dump(
+    run: Run = None,
+    root: Root = "runs",
+    as_json: Json = False,
+) -> None:
+    """Say what every rank of a running run is doing, and write down their stacks. The run goes on.
+
+    Example: trainkit dump quickstart
+    """
+    from trainkit.decode import DecodeError, decode
+    from trainkit.runner.watch.judge import Account, describe
+    from trainkit.schedulers.jobs.states import state_of
+
+    layout = find_run(run, root).layout
+    # Whether a run of another machine is still there cannot be seen from here: its guardian answers, or does not.
+    found = state_of(layout)
+    if found.is_over or not layout.attempts:
+        what = f"{layout.root} is not running: it is {found.word.replace('_', ' ')}"
+        raise UsageError(what, hint="`trainkit runs list` shows those that are")
+    attempt = layout.attempts[-1]
+    answer = ask(attempt)
+    try:
+        account: Account = decode(Account, answer)
+    except DecodeError as error:
+        raise MachineError(f"the answer in {attempt.root / 'dumps'} is not the guardian's: {error}") from error
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        return
+    write_text("".join(f"{one_line(describe(each))}\n" for each in account.ranks))
+    write_text(f"{one_line(_outcome(account))}\n{attempt.root / 'dumps'}\n")
+
+
+def _outcome(account: Account) -> str:
+    """Who holds the run up, where it stands still."""
+    seconds = min((each.seconds for each in account.ranks if each.is_rank), default=None)
+    missing = f"; {', '.join(account.missing)} did not answer" if account.missing else ""
+    if seconds is None:
+        return f"no rank runs{missing}"
+    return account.line if seconds > STILL_SECONDS else f"the run moves{missing}"
+
+
+def ask(attempt: AttemptLayout) -> dict[str, Any]:
+    """Leave an order for the run's guardian, and wait for what it finds. Raises MachineError where nobody answers."""
+    from trainkit.files import make_folder, parse_json, publish, read_whole
+    from trainkit.runner.rundir.records import DUMPS, ORDERS, run_of
+
+    token, orders = os.urandom(16).hex(), attempt.root / ORDERS
+    answer, order = attempt.root / DUMPS / "asked.json", orders / "dump"
+    run = run_of(str(attempt.root))
+    try:
+        make_folder(orders, below=run)
+        publish(order, token, below=run)
+    except OSError as error:
+        why = f"{orders} cannot be written: {error.strerror}"
+        raise MachineError(why, hint="only whoever may write to the run directory can ask for a dump") from error
+    until = time.monotonic() + ANSWER_SECONDS
+    try:
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError, ValueError):  # there is none yet
+                account = parse_json(read_whole(answer, below=run))
+                if isinstance(account, dict) and account.get("asked") == token:
+                    return account
+            time.sleep(LOOK_SECONDS)
+    finally:
+        remove(order, run)
+    raise MachineError(
+        f"the run's guardian has not answered for {ANSWER_SECONDS:.0f} s",
+        hint="see whether it still runs; on several nodes, whether node 0 sees this folder",
+    )
+
+
+def remove(order: Path, run: str) -> None:
+    """Take an order back that nobody has taken, and the folder with it."""
+    from trainkit.files import remove_file
+
+    with contextlib.suppress(OSError):
+        remove_file(order, below=run)
+        order.parent.rmdir()

@@ -16,7 +16,7 @@ from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
-    from trainkit.plan.model import Plan, Planned
+    from trainkit.launch_plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
     from trainkit.runner.rundir.layout import RunLayout
 
@@ -60,7 +60,7 @@ def submit(  # noqa: PLR0917 - a command's options
         return
     layout = give_in(planned.plan, resolved)
     if wait or follow:
-        from trainkit.jobs.following import wait_for
+        from trainkit.schedulers.jobs.following import wait_for
 
         raise typer.Exit(wait_for(layout, show=follow))
 
@@ -82,8 +82,8 @@ def planned_job(resolved: Resolved) -> Planned:
 
 def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
-    from trainkit.jobs.arrays import Task, array_script, differences, same_uploads, submit_array
-    from trainkit.jobs.submitting import undisturbed
+    from trainkit.schedulers.jobs.arrays import Task, array_script, differences, same_uploads, submit_array
+    from trainkit.schedulers.jobs.submitting import undisturbed
 
     base = resolve_line(context, presets, None)
     if ALL in base.variants or not base.variants:
@@ -102,7 +102,7 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
     script = array_script(first.job, SHOWN, len(tasks), at_most)
     refuse_or_say(first.plan, first.resolved, show=dry_run, script=script)
     if dry_run:
-        from trainkit.plan.render import table
+        from trainkit.launch_plan.render import table
 
         for number, task in enumerate(tasks):
             write_text(f"\ntask {number}: variant {task.variant}\n{table.render(task.plan)}")
@@ -114,7 +114,7 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
         sys.stdout.flush()
     layouts = [layout for layout, _ in made]
     if wait:
-        from trainkit.jobs.following import wait_for
+        from trainkit.schedulers.jobs.following import wait_for
 
         codes = [wait_for(layout, show=False) for layout in layouts]
         raise typer.Exit(next((code for code in codes if code), 0))
@@ -132,7 +132,7 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
 
     script: the job's, where it is not the plan's own.
     """
-    from trainkit.jobs.submitting import rehearse
+    from trainkit.schedulers.jobs.submitting import rehearse
 
     assert plan.job is not None
     if plan.job.hosts:
@@ -152,8 +152,8 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
 
 def show_hosts(plan: Plan, resolved: Resolved) -> None:
     """What would be run on the hosts of ssh, and what they answer. No program that the recipe names is run for it."""
-    from trainkit.jobs.hosts import addresses, asked, commands
     from trainkit.recipe.schema import Ssh
+    from trainkit.schedulers.jobs.ssh_runs import addresses, asked, commands
     from trainkit.schedulers.ssh import may_run_programs
 
     assert isinstance(resolved.recipe.cluster, Ssh)
@@ -175,10 +175,9 @@ def show_hosts(plan: Plan, resolved: Resolved) -> None:
 
 def hold(plan: Plan, resolved: Resolved) -> int:
     """Start the run on its hosts, and see it through here; its exit code."""
-    from trainkit.jobs.holding import hold_run
-    from trainkit.jobs.hosts import addresses
-    from trainkit.plan.render import shell
-    from trainkit.recipe.yaml.writer import resolved_yaml
+    from trainkit.launch_plan.render import shell
+    from trainkit.recipe.yaml_writer import resolved_yaml
+    from trainkit.schedulers.jobs.ssh_runs import addresses, hold_run
 
     text = resolved_yaml(resolved)
     where = addresses(plan, resolved, os.environ)
@@ -189,8 +188,8 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
     """Submit, and say what was submitted; the run directory. A run that is held here ends here: typer.Exit."""
     if plan.job is not None and plan.job.hosts:
         raise typer.Exit(hold(plan, resolved))
-    from trainkit.jobs.submitting import submit as submit_plan
-    from trainkit.jobs.submitting import undisturbed
+    from trainkit.schedulers.jobs.submitting import submit as submit_plan
+    from trainkit.schedulers.jobs.submitting import undisturbed
 
     with undisturbed():
         layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
@@ -204,8 +203,8 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
 
 def texts(plan: Plan, resolved: Resolved) -> tuple[str, str]:
     """The recipe with every reference filled in, and the plan as a shell script."""
-    from trainkit.plan.render import shell
-    from trainkit.recipe.yaml.writer import resolved_yaml
+    from trainkit.launch_plan.render import shell
+    from trainkit.recipe.yaml_writer import resolved_yaml
 
     text = resolved_yaml(resolved)
     return text, shell.render(plan, text)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainkit.convert.shell.evaluating import CARDS, PREPARES, Found, Script, Started, evaluate
-from trainkit.convert.shell.marks import END, RANKS, START, WHOLE, is_open, names_in
-from trainkit.convert.shell.rewriting import UnreadError
+from trainkit.convert.shell.rewriting import END, RANKS, START, WHOLE, UnreadError, is_open, names_in
 from trainkit.errors import Origin, UsageError
-from trainkit.frameworks.base.draft import Draft, argv_origin
+from trainkit.tools.base.draft import Draft, argv_origin
 
 MOST = 1 << 18  # characters of a script
 _PLACEHOLDER = re.compile(r"(?<!<)<[^\W\d_](?:[^<>\n]*[^<>\s])?>")  # which Bash takes for two redirections

@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok, skipped
+from trainkit.doctor.check import Check, Done, Finding, Host, Level, Target, ok, skipped
 from trainkit.doctor.checks.gpus import OLDEST, SOURCE, driver_version
-from trainkit.doctor.commands import Done
-from trainkit.frameworks.containers.registry import ENGINES
-from trainkit.machine.versions import at_least, release
+from trainkit.machine.facts import at_least, release
 from trainkit.recipe.schema import Apptainer, Docker, Image, Podman, Pyxis
+from trainkit.tools.containers.engine import ENGINES
 
 SECONDS = 10.0
 # What docker, podman and their daemons say.

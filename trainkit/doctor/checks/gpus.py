@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
-from trainkit.machine.facts import Gpu, TorchBuild
-from trainkit.machine.versions import at_least, release
+from trainkit.machine.facts import Gpu, TorchBuild, at_least, release
 from trainkit.text import GIB, counted, format_size
 
 # CUDA major version -> oldest driver on Linux that runs all its minor versions, by SOURCE

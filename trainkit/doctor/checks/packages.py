@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.doctor.check import Check, Finding, Host, Target, ok, skipped
-from trainkit.machine.probes.packages import canonical, distributions
-from trainkit.machine.versions import at_least, release
+from trainkit.machine.facts import at_least, release
+from trainkit.machine.host import canonical, distributions
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.requirements import all_requirements
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok
 from trainkit.planner.env import LEAKS
-from trainkit.recipe.layers.secrets import MASK, is_secret_name, mask_values
+from trainkit.recipe.secrets import MASK, is_secret_name, mask_values
 
 
 @dataclass(frozen=True, slots=True)

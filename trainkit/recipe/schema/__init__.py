@@ -6,8 +6,20 @@ No module of it postpones its annotations: pydantic would compile each from its 
 from typing import Literal
 
 from trainkit.recipe.schema.base import Section, section, setting
-from trainkit.recipe.schema.cluster import Cluster, Kubernetes, NoCluster, Slurm, Ssh
-from trainkit.recipe.schema.container import Apptainer, Container, Docker, Image, NoContainer, Podman, Pyxis
+from trainkit.recipe.schema.cluster import (
+    Apptainer,
+    Cluster,
+    Container,
+    Docker,
+    Image,
+    Kubernetes,
+    NoCluster,
+    NoContainer,
+    Podman,
+    Pyxis,
+    Slurm,
+    Ssh,
+)
 from trainkit.recipe.schema.data import Data, DatasetData, JsonlData, RandomData, TargetData, TextData, TokensData
 from trainkit.recipe.schema.launching import Devices, Hang, Launcher, Logging, Nodes, Output, Program
 from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe, Peft, Quantize, TargetModel

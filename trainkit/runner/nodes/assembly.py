@@ -1,4 +1,4 @@
-"""The nodes of a run find one another, agree on what is started, and start together."""
+"""The limit of open files on node 0, which holds a connection to every other node: ``ulimit -n`` is often 1,024."""
 
 from __future__ import annotations
 
@@ -7,27 +7,192 @@ import errno
 import hashlib
 import ipaddress
 import os
+import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import trainkit
 from trainkit.errors import MachineError, TrainkitError
-from trainkit.plan.model import Plan
-from trainkit.plan.serialize import plan_to_json
-from trainkit.runner.nodes.agreement import Report, Say, Start, ToldError, digest_of
+from trainkit.launch_plan.model import Plan, plan_to_json
+from trainkit.runner.nodes.agreement import SAY_SECONDS, Report, Say, Start, ToldError, digest_of, say_after
 from trainkit.runner.nodes.control import Neighbour
-from trainkit.runner.nodes.joining import join
-from trainkit.runner.nodes.line import Line
-from trainkit.runner.nodes.open_files import allow
-from trainkit.runner.nodes.roll_call import BACKLOG, SEE_SECONDS, RollCall
-from trainkit.runner.nodes.token import made_token, read_token, token_path
+from trainkit.runner.nodes.line import MOST, Line
+from trainkit.runner.nodes.roll_call import (
+    BACKLOG,
+    FIRST_BYTES,
+    NODE_0,
+    OTHER,
+    SEE_SECONDS,
+    RollCall,
+    is_hex,
+    is_proof,
+    made_token,
+    new_nonce,
+    proof,
+    read_token,
+    token_path,
+)
 from trainkit.runner.rendezvous import LOWEST_PORT, free_port
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.schedulers.place import Place
+from trainkit.schedulers.base import Place
+
+SPARE = 512  # for what else is open: logs, locks, ranks, and connections of who has come to the port by mistake
+
+
+def allow(nodes: int) -> int:
+    """Raise the soft limit where it is too low for so many nodes; what it was before, 0 where it was not raised.
+
+    Raises MachineError where the hard limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = nodes + SPARE
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return 0
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise MachineError(
+            f"node 0 of {nodes} nodes needs {needed} open files, for a connection to each, and may have {hard}",
+            hint="raise the hard limit on it: ulimit -Hn, or LimitNOFILE of the service that starts the job",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return soft
+
+
+CONNECT_SECONDS = 3.0
+AGAIN_SECONDS, MOST_AGAIN, LONGER = 0.2, 2.0, 1.3  # between attempts: a thousand nodes may be waiting for one
+GONE_SECONDS = 30.0  # for a node 0 that was there and has gone, to come again
+ANSWER_SECONDS = 10.0  # of node 0; who says nothing at all is something else
+UNREAD_SECONDS = 60.0  # without the token of a node 0 that is there: NFS shows new files late
+
+ReadToken = Callable[[tuple[str, int]], bytes]  # that of node 0 at an address; raises OSError
+
+
+class Failed(NamedTuple):
+    """Why node 0 was not met at an address. met: it was there, and has gone; unread: its token cannot be read here."""
+
+    why: str
+    met: bool = False
+    unread: bool = False
+
+
+def join(
+    mine: Report,
+    leaves: Mapping[str, Any],
+    where: Iterable[tuple[str, int]],
+    read_token: ReadToken,
+    seconds: float,
+    say: Say,
+    ranks: tuple[str, int] | None = None,
+) -> tuple[Line, Start]:
+    """Report to node 0, and wait until it lets all start. leaves: of the plan, for where node 0 has another one.
+
+    ranks: where they are to meet, should that be known before; who is there already is another run, or this one.
+    Raises MachineError when node 0's word does not come in time, or refuses the run.
+    """
+    places, began = [*where], time.monotonic()
+    host, why, met = _address(places[0]), "", False
+    pause, say_at, begun, unread = AGAIN_SECONDS, SAY_SECONDS, 0.0, float("inf")
+    while (left := began + seconds - time.monotonic()) > 0:
+        failed = list[Failed]()
+        for place in places:
+            found = _reported(mine, leaves, place, read_token, left)
+            if not isinstance(found, Failed):
+                return found
+            failed.append(found)
+            why = found.why or why
+            if found.met and not met:  # it is not waited for as long as for one that starts
+                met, seconds = True, min(seconds, time.monotonic() - began + GONE_SECONDS)
+        passed = time.monotonic() - began
+        unread = min(unread, passed) if any(each.unread for each in failed) else float("inf")
+        if passed - unread > UNREAD_SECONDS:
+            why = next(each.why for each in failed if each.unread)
+            raise MachineError(f"{mine.name} cannot join node 0 at {host}: {why}", hint=SHARED)
+        if passed >= say_at:
+            say_at = say_after(say_at)
+            begun = (begun or passed) if ranks is not None and _is_there(ranks) else 0.0
+            already = f"the ranks of a run meet at {_address(ranks)} already" if ranks is not None and begun else ""
+            if begun and passed - begun > GONE_SECONDS:
+                hint = "start each node once; or wait for the end of that run"
+                raise MachineError(f"{mine.name} comes too late, or is there twice: {already}", hint=hint)
+            say(f"waiting for node 0 at {host}, {passed:.0f} s ({'; '.join(filter(None, (why, already)))})")
+        time.sleep(pause)
+        pause = min(pause * LONGER, MOST_AGAIN)
+    hint = "see why it ended, on its own console" if met else "start it first"
+    raise MachineError(f"node 0 was not there after {seconds:.0f} s, at {host}: {why}", hint=hint)
+
+
+SHARED = "set output.root to a folder that all nodes share, and start every node with the same words in the same folder"
+
+
+def _address(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+def _is_there(place: tuple[str, int]) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection(place, CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _reported(
+    mine: Report, leaves: Mapping[str, Any], place: tuple[str, int], read_token: ReadToken, seconds: float
+) -> tuple[Line, Start] | Failed:
+    """What came of one connection. Raises MachineError where node 0 refuses the run."""
+    until = time.monotonic() + seconds
+    try:
+        line = Line(socket.create_connection(place, CONNECT_SECONDS))
+    except OSError as error:
+        return Failed((error.strerror or str(error)).lower())
+    if (failed := _unproven(line, place, read_token, until)) is not None:
+        line.close()
+        return failed
+    line.send(asdict(mine))
+    met = False
+    message = line.next_message(min(seconds, ANSWER_SECONDS))
+    if message is not None and "leaves" in message:
+        line.send({"leaves": dict(leaves)})
+        message, met = line.next_message(max(0.0, until - time.monotonic())), True
+    elif message is not None and "here" in message:
+        message, met = line.next_message(max(0.0, until - time.monotonic())), True
+    start = Start.read(message.get("start")) if message is not None else None
+    if start is not None:
+        return line, start
+    line.close()
+    if message is not None and "refused" in message:
+        raise ToldError(str(message["refused"]), hint=str(message.get("hint", "")))
+    if message is None:
+        return Failed("it has gone" if met else "it does not answer", met)
+    return Failed("another run is there" if "other" in message else "something else is there")
+
+
+def _unproven(line: Line, place: tuple[str, int], read_token: ReadToken, until: float) -> Failed | None:
+    """Prove to each other that both sides have the token; why not, None where they do."""
+    line.most, nonce = FIRST_BYTES, new_nonce()
+    line.send({"nonce": nonce})
+    answer = line.next_message(min(until - time.monotonic(), ANSWER_SECONDS))
+    if answer is None:
+        return Failed("it does not answer")
+    if not is_hex(answer.get("nonce")):
+        return Failed("something else is there")
+    # Only now is the file looked for: a network file system remembers for a while that there was none.
+    try:
+        token = read_token(place)
+    except OSError as error:
+        return Failed(f"its token cannot be read here: {error.filename}: {(error.strerror or '').lower()}", unread=True)
+    nonces = (str(answer["nonce"]), nonce)
+    if not is_proof(answer.get("proof"), token, NODE_0, nonces):
+        return Failed("another run is there, or something that does not have the run's token")
+    line.send({"proof": proof(token, OTHER, nonces)})
+    answer = line.next_message(min(until - time.monotonic(), ANSWER_SECONDS))
+    line.most = MOST
+    return None if answer == {"proven": True} else Failed("it does not let this node in")
+
 
 START_SECONDS = 600.0  # for all nodes to come: as long as torchrun waits
 HIGHEST_PORT = 65535

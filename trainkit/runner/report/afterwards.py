@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from trainkit.files import read_json, read_json_lines, write_json
-from trainkit.plan.serialize import plan_from_json
+from trainkit.launch_plan.model import plan_from_json
 from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress import Progress

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.files import open_regular, read_json_lines
-from trainkit.machine.probes.nvidia import Asked
-from trainkit.plan.model import Card
+from trainkit.launch_plan.model import Card
+from trainkit.machine.gpus import Asked
 
 # NVML's utilization is a mean over a sixth of a second to one second: asking more often would say nothing more.
 EVERY_SECONDS = 1.0

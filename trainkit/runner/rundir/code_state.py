@@ -20,9 +20,9 @@ from typing import Annotated, NamedTuple
 import trainkit
 from trainkit.decode import Between
 from trainkit.files import publish, read_record, read_whole, write_json
-from trainkit.recipe.layers.merge import value_at
-from trainkit.recipe.layers.secrets import mask_line, mask_private_keys
-from trainkit.recipe.yaml.reader import compose_bytes
+from trainkit.recipe.merge import value_at
+from trainkit.recipe.secrets import mask_line, mask_private_keys
+from trainkit.recipe.yaml_reader import compose_bytes
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.text import counted
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trainkit.errors import MachineError
 from trainkit.files import open_regular, publish, read_json_lines
-from trainkit.plan.model import EnvironmentDiff, Plan
-from trainkit.recipe.layers.secrets import MASK, is_secret_name
+from trainkit.launch_plan.model import EnvironmentDiff, Plan
+from trainkit.recipe.secrets import MASK, is_secret_name
 from trainkit.runner.binding import BoundPlan
 from trainkit.runner.rundir.code_state import Looked, write_code
 from trainkit.runner.rundir.layout import RunLayout
@@ -70,7 +70,7 @@ def write_plan(
 
 def plan_text(plan: Plan) -> str:
     """The plan as it is kept."""
-    from trainkit.plan.serialize import plan_to_json
+    from trainkit.launch_plan.model import plan_to_json
 
     return json.dumps(plan_to_json(plan), indent=2) + "\n"
 

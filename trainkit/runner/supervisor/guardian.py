@@ -1,7 +1,7 @@
-"""The guardian: a small process between trainkit and the launcher that lets nothing of a run outlive it.
+"""Who ends a launcher when trainkit and its guardian are killed together: before there are ranks nobody else could.
 
-It is subreaper of the whole tree and tied to trainkit by a socket. When trainkit, the launcher or a rank goes away in
-any manner, it ends what is left: TERM to the ranks, the grace time, then KILL for everything. Stdlib only.
+A fork of the guardian that holds nothing of the run and sleeps. Once there are ranks their wrappers notice the same
+and end them with the grace time; what is left then is killed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from trainkit.files import open_regular, try_lock
@@ -21,27 +22,148 @@ from trainkit.runner.nodes.verdict import has_lost_peer
 from trainkit.runner.report.exit_status import (
     TRAINKIT_KILLED,
     Observed,
+    Stop,
     Verdict,
     first_failure,
     judge,
     write_status,
 )
 from trainkit.runner.rundir.records import Pids, log_path, run_of, unwritten
-from trainkit.runner.supervisor import cleanup, containers, sentinel
+from trainkit.runner.supervisor import cleanup, containers
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
+    LINUX,
     PASSED_ON,
     descendants,
+    is_alive,
     memory_kills,
     send_signal,
     spawn,
     wakeup,
 )
 from trainkit.runner.supervisor.ranks import Ranks
-from trainkit.runner.supervisor.termination import Action, Termination
 from trainkit.runner.watch.dumping import awake
 from trainkit.runner.watch.timing import Limits
 from trainkit.runner.watch.watch import Watch, save_paces
+
+LOOK_SECONDS = 1.0
+MARGIN_SECONDS = 5.0  # beyond the grace time, for wrappers to notice and to end
+
+
+def post(ward: int, keepers: Collection[int], grace: float) -> int:
+    """The pid of one that kills a process, with all below it, when no keeper is left; 0 where the system has no /proc.
+
+    It ends with its ward. grace: seconds that ranks below have to end by themselves.
+    """
+    if not LINUX:
+        return 0
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _keep_watch(ward, keepers, grace)
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _keep_watch(ward: int, keepers: Collection[int], grace: float) -> None:
+    signal.set_wakeup_fd(-1)
+    # Held open here, neither trainkit nor other nodes would see that the guardian is gone, and locks would stay.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    while any(map(is_alive, keepers)):
+        if not is_alive(ward):
+            return
+        time.sleep(LOOK_SECONDS)
+    # A wrapper may be ending what its program has left: killed meanwhile, it would leave that to nobody.
+    until = time.monotonic() + grace + MARGIN_SECONDS
+    while is_alive(ward) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    if is_alive(ward):
+        send_signal([ward, *descendants(ward)], signal.SIGKILL)
+
+
+STUCK_SECONDS = 5.0  # beyond the grace time, for a launcher that does not notice a dead rank
+RESTART_SECONDS = 120.0  # the same where the launcher may be restarting the ranks
+IDLE_SECONDS = 2.0  # for a launcher that does not notice that all of its ranks are gone
+SETTLE_SECONDS = 0.5  # for helpers of a program (trackers, writers) that are just ending by themselves
+REST_SECONDS = 3.0  # between TERM and KILL for processes that are not ranks, at most the grace time
+
+
+class Action(Enum):
+    """Something to be done now."""
+
+    TERM_RANKS = auto()  # those that have not had it yet: a launcher may still be starting some
+    TERM_ALL = auto()  # the whole tree: no rank has registered yet
+    TERM_LAUNCHER = auto()
+    TERM_REST = auto()  # what the launcher left behind
+    KILL = auto()  # everything
+
+
+class Termination:
+    """From the order to stop until nothing is left."""
+
+    def __init__(self, grace: float, *, may_restart: bool) -> None:
+        self.stop: Stop | None = None
+        self.kill_at = float("inf")  # of the monotonic clock
+        self._grace = grace
+        self._may_restart = may_restart
+        self._done: set[Action] = set()
+        self._gone_since: float | None = None
+        self._rest_since: float | None = None
+
+    def order(self, why: str, number: int | None = None, failure: str = "trainkit", blamed: str = "") -> None:
+        """End the run; the first order counts.
+
+        number: of the signal that trainkit received. failure, blamed: as in Verdict.
+        """
+        if self.stop is None:
+            self.stop = Stop(time.monotonic(), why, number, failure, blamed)
+            self.kill_at = time.monotonic() + self._grace
+
+    def is_stuck(self, failed_at: float | None) -> bool:
+        """Whether the launcher should have noticed by now that a rank failed. failed_at: of the monotonic clock."""
+        patience = self._grace + (RESTART_SECONDS if self._may_restart else STUCK_SECONDS)
+        return failed_at is not None and time.monotonic() - failed_at > patience
+
+    def due(self, *, ranks_known: bool, ranks_alive: bool, launcher_runs: bool) -> list[Action]:
+        """What is to be done now. ranks_known: whether any rank has registered."""
+        now = time.monotonic()
+        if now >= self.kill_at:
+            self.kill_at = float("inf")
+            return [Action.KILL]
+        if self.stop is None:
+            return []
+        actions = [Action.TERM_RANKS]
+        if not ranks_known:
+            actions += self._once(Action.TERM_ALL)
+        if ranks_alive or not ranks_known:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now
+        idle = self._gone_since is not None and now - self._gone_since > IDLE_SECONDS
+        # At once to a launcher that would restart what is being ended; any other ends by itself with its ranks.
+        if launcher_runs and (idle or self._may_restart):
+            actions += self._once(Action.TERM_LAUNCHER)
+        return actions
+
+    def end_rest(self, *, ranks_alive: bool) -> list[Action]:
+        """The same for what is still there after the launcher: ranks have the full grace time, others a short one."""
+        now = time.monotonic()
+        if ranks_alive or self._rest_since is None:
+            self._rest_since = now
+        # What ends by itself within a moment needs no signal.
+        actions = self._once(Action.TERM_REST) if now - self._rest_since > SETTLE_SECONDS else []
+        if actions:
+            self.kill_at = min(self.kill_at, now + min(self._grace, REST_SECONDS))
+        return actions
+
+    def _once(self, action: Action) -> list[Action]:
+        again = action in self._done
+        self._done.add(action)
+        return [] if again else [action]
+
 
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
 SUMMARY_SECONDS = 60.0  # for the summary of a run whose trainkit was killed
@@ -179,7 +301,7 @@ class Guardian:
 
     def _await(self, pid: int) -> int:
         keepers = (self._spec.trainkit_pid, os.getpid())
-        guard = sentinel.post(pid, keepers, self._spec.grace) if pid not in self._exits else 0
+        guard = post(pid, keepers, self._spec.grace) if pid not in self._exits else 0
         while pid not in self._exits:
             self._ranks.poll()
             # On several nodes the global rank of this one's first rank is known only when that has registered.

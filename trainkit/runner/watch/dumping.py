@@ -15,8 +15,7 @@ from typing import NamedTuple
 from trainkit.files import make_folder, open_regular, publish, read_record, remove_file
 from trainkit.runner.rundir.records import RankRecord, run_of
 from trainkit.runner.supervisor.processes import descendants
-from trainkit.runner.watch.activity import State, catches, state_of
-from trainkit.runner.watch.judge import Found, own_place
+from trainkit.runner.watch.judge import Found, State, catches, own_place, state_of
 from trainkit.runner.watch.question import order
 from trainkit.stamps import ASK, PAGE, Flight, Page, read_page
 

@@ -1,14 +1,4 @@
-"""The watch over a run that may hang, as each node's guardian keeps it. Standard library only.
-
-Every node sees whether its own ranks move (`timing`), and tells node 0 when that changes. When no node's ranks move,
-node 0 orders a dump of all ranks (`dumping`), waits for the answers of the other nodes, and says who holds the run up
-(`judge`): on the console, in status.json and in attempts/<n>/dumps/hang.json. Only then the run is ended, where the
-plan says so, and where every rank says itself when it moves; of programs that say nothing it is reported, no more.
-
-Whoever may write to the run directory can ask for a dump of a run that is running (`trainkit dump`): the file
-attempts/<n>/orders/dump, whose content comes back in attempts/<n>/dumps/asked.json together with what was found. Node 0
-looks for it once a second, and removes it.
-"""
+"""How long a rank's steps take, and how much of that is its own time; who is slower than the others."""
 
 from __future__ import annotations
 
@@ -23,15 +13,55 @@ from typing import Any, NamedTuple
 from trainkit.decode import DecodeError, decode
 from trainkit.files import publish, read_whole, remove_file
 from trainkit.runner.nodes.control import Control
-from trainkit.runner.rundir.records import DUMPS, ORDERS, PACES, RankRecord, log_path, run_of
+from trainkit.runner.rundir.records import DUMPS, ORDERS, PACES, Name, RankKey, RankRecord, Seconds, log_path, run_of
 from trainkit.runner.supervisor.processes import descendants
-from trainkit.runner.watch.activity import Activity, state_of
 from trainkit.runner.watch.dumping import Dump, Spawn, View
-from trainkit.runner.watch.judge import STOPPED, Found, judge
-from trainkit.runner.watch.pace import BY_RANK, Pace, pace_of
+from trainkit.runner.watch.judge import STOPPED, Activity, Found, judge, state_of
 from trainkit.runner.watch.question import Joins, Question, order
-from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Standing, is_sure, stalled
+from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Standing, is_sure, median, stalled
 from trainkit.stamps import CHECKPOINT, EVALUATION, START, STEPS, read_paces, read_page
+
+FEW = 10  # steps of which nothing is said
+SLOWER = 1.3  # times the median of all ranks
+SHARE = 0.1  # of a step that the difference makes at least: less holds nobody up
+
+
+class Pace(NamedTuple):
+    """Medians of a rank's latest steps, in seconds. own: outside of what waits for other ranks; 0 where unknown."""
+
+    host: Name
+    step: Seconds
+    own: Seconds
+
+
+BY_RANK: Any = Mapping[RankKey, Pace]
+
+
+def pace_of(host: str, page: bytes) -> Pace | None:
+    """From a rank's page; None where it has made too few steps."""
+    steps = read_paces(page) if page else []
+    if len(steps) < FEW:
+        return None
+    return Pace(host, *(round(median([each[part] for each in steps]), 6) for part in (0, 1)))
+
+
+def stragglers(paces: Mapping[int, Pace]) -> list[dict[str, Any]]:
+    """Ranks whose own time for a step is over 1.3 times the median of all, the slowest first.
+
+    Of an even number of ranks the lower median counts, so that of two ranks the slower one can be seen.
+    """
+    known = {rank: pace for rank, pace in paces.items() if pace.own > 0}
+    if len(known) < 2:
+        return []
+    usual = median([pace.own for pace in known.values()])
+    step = median([pace.step for pace in known.values()])
+    slow = [
+        {"rank": rank, "host": pace.host, "own_seconds": pace.own, "median_seconds": usual}
+        for rank, pace in known.items()
+        if pace.own > SLOWER * usual and pace.own - usual > SHARE * step
+    ]
+    return sorted(slow, key=lambda each: -float(str(each["own_seconds"])))
+
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 12.0  # for the dumps of the other nodes

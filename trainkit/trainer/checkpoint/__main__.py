@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def complete(checkpoint: Path, folder: Path) -> None:
     """Add what a repository of the Hub has besides; the folder is gone where that does not work."""
-    from trainkit.trainer.checkpoint.hub_layout import complete_for_hub
+    from trainkit.trainer.checkpoint.export import complete_for_hub
     from trainkit.trainer.checkpoint.manifest import read_manifest
     from trainkit.trainer.settings import read_settings
 

@@ -1,4 +1,4 @@
-"""A checkpoint's weights, of whatever strategy, as safetensors."""
+"""What a repository of the Hub has beside weights and config: a model card, the tokenizer, no paths of this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
+from trainkit import lora
 from trainkit.errors import TrainingError, TrainkitError
-from trainkit.recipe.schema import Recipe, TargetModel
+from trainkit.hub.cache import name_of, public_name
+from trainkit.recipe.schema import HfModel, Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
+from trainkit.text import counted
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
+from trainkit.trainer.data.encoding import tokenizer_files
 from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import (
     add_adapters,
@@ -34,12 +38,52 @@ from trainkit.trainer.models.adapters import (
 )
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.quantized import dequantize
-from trainkit.trainer.optim.mixed_precision import DTYPES
+from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
 from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
+
+CARD = "README.md"
+
+
+def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Add to a folder of exported weights, or adapters, what their readers look for on the Hub."""
+    base = recipe.model.path if isinstance(recipe.model, HfModel) else None
+    adapters = folder / lora.CONFIG
+    if adapters.exists():
+        config = json.loads(adapters.read_text())
+        config["base_model_name_or_path"] = public_name(base) if base else None
+        adapters.write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer = getattr(recipe.data, "tokenizer", None)
+    for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
+        shutil.copyfile(path, folder / path.name)
+    (folder / CARD).write_text(card(recipe, manifest, base, adapters=adapters.exists()))
+
+
+def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters: bool) -> str:
+    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long.
+
+    path: the folder of the base model, if there is one.
+    """
+    base, named = public_name(path) if path else "", name_of(path or "")
+    exactly = f"{base} at {named[1]}" if named else base
+    if bits := quantized_bits(recipe):
+        exactly += f", which was in {bits} bits"
+    library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
+    metadata = {"library_name": library, "base_model": base if "/" in base else ""}
+    head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
+    best = manifest.get("best") or {}
+    loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
+    what = f"{recipe.model.kind}, adapters of {exactly or 'a seeded model'}" if adapters else recipe.model.kind
+    if base and not adapters:
+        what += f", from {exactly}"
+    return (
+        f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
+        f"Trained with trainkit ({what}): {counted(manifest['step'], 'step')}{loss}.\n"
+    )
+
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2

@@ -15,8 +15,8 @@ from typing import Any
 
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json, read_whole
-from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.runner.rundir.layout import MANIFEST
+from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.settings import World
 

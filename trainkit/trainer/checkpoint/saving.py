@@ -20,11 +20,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainkit.errors import TrainingError
+from trainkit.errors import TrainingError, refusal
 from trainkit.files import refuse_links, remove_tree
-from trainkit.refusals import refusal
-from trainkit.runner.rundir.checkpoints import checksum
 from trainkit.runner.rundir.layout import MANIFEST
+from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.checkpoint.manifest import (
     Identity,
     complete,

@@ -13,8 +13,8 @@ from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.distributed import sum_over_ranks
+from trainkit.trainer.loop import Requests
 from trainkit.trainer.setup import Parts
-from trainkit.trainer.signals import Requests
 
 log = logging.getLogger("trainkit.trainer")
 POLL = 0.2  # seconds

@@ -17,8 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.model import is_packed
 from trainkit.text import counted, listed
-from trainkit.trainer.data.chat_template import ChatError
-from trainkit.trainer.data.encoding import Encoder, open_encoder
+from trainkit.trainer.data.encoding import ChatError, Encoder, open_encoder
 from trainkit.trainer.data.pairs import Lengths, cut_pairs, encoded_pair, is_writing
 from trainkit.trainer.data.shards import Row
 from trainkit.trainer.data.source import NO_LABEL, Batch, Ids, Labels, Samples, Source, next_token_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trainkit.plan.model import SolvedBatch
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.randomness import derived_seed
 
 _ROUNDS = 4  # of the Feistel network; enough to mix, and cheap (Luby and Rackoff 1988)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.validation.suggestions import nearest
+from trainkit.recipe.suggestions import nearest
 from trainkit.trainer.data.source import reading
 from trainkit.trainer.user_code import first_line
 

@@ -1,21 +1,95 @@
-"""Whether the model knows every token id and label of the data: a lookup outside an embedding fails far from its cause.
-
-On CUDA it even ends the process, so what is known before the first step is checked then, the rest sample by sample.
-"""
+"""Tokens hidden from a masked language model, which learns to find them (BERT, Devlin et al. 2019, section 3.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import Recipe
-from trainkit.trainer.data.mlm_masking import masked
+from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.pairs import is_writing
-from trainkit.trainer.data.source import NO_LABEL, Batch, Samples, Source, Stream
+from trainkit.trainer.data.sampler import Draw
+from trainkit.trainer.data.source import IGNORED, NO_LABEL, Batch, Samples, Source, Stream
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.randomness import derived_seed
+
+_HIDDEN, _REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+
+
+def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
+    """The source with hidden tokens and labels to find, for a masked model. TrainingError without a mask token."""
+    model, encoder = recipe.model, source.encoder
+    if not isinstance(model, HfModel) or model.task != "masked_lm" or recipe.data.kind == "target":
+        return source
+    mask = model.mask_token if model.mask_token is not None else encoder.mask
+    if mask is None:
+        raise TrainingError(
+            "model.mask_token: nothing says which token id hides others: "
+            + ("the tokenizer has no mask token" if encoder.unit == "tokens" else "there is no tokenizer that has one"),
+            hint="set it, or name a tokenizer that has a mask token in data.tokenizer",
+        )
+    if vocabulary is not None and mask >= vocabulary:
+        raise TrainingError(
+            f"model.mask_token: {mask} is no token of the model, which knows 0 to {vocabulary - 1}",
+            hint="set model.config.vocab_size higher",
+        )
+    special = np.array(sorted({*encoder.special, mask}), dtype=np.int64)
+    written = encoder.size if encoder.unit == "tokens" else max(encoder.size, source.highest + 1)
+    # Ids that come ready may be any of the model's; those of texts are the encoder's, whether read by now or streamed.
+    of_texts = source.highest >= 0 or (source.stream is not None and not getattr(recipe.data, "tokens_field", None))
+    known = min(written, vocabulary) if vocabulary and of_texts else vocabulary or written
+    replacements = np.setdiff1d(np.arange(known), special)
+    return source.with_batches(Masking(recipe.train.seed, model.mask_share, mask, special, replacements).batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """How tokens are hidden. special: ids that are never chosen. replacements: those that take a token's place."""
+
+    seed: int
+    share: float  # of the tokens that are chosen
+    mask: int
+    special: NDArray[np.int64]
+    replacements: NDArray[np.int64]
+
+    def batch(self, samples: Samples, indices: Sequence[int]) -> Batch:
+        """Samples with some tokens hidden."""
+        batch = samples[indices]
+        inputs = whole(batch)
+        ids = inputs["input_ids"].numpy()
+        length = ids.shape[1]
+        seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
+        shown, labels = ids.copy(), np.full_like(ids, NO_LABEL)
+        for row, index in enumerate(indices):
+            # What is hidden follows from seed, step and position in the global batch, and where samples are not drawn
+            # for a step (evaluation) from their numbers: loader processes, ranks and interruptions change nothing.
+            place = (indices.step, indices.first + row) if isinstance(indices, Draw) else ("numbered", index)
+            chance = np.random.default_rng(derived_seed(self.seed, "masking", *place))
+            chosen = (chance.random(length) < self.share) & (seen[row] == 1) & ~np.isin(ids[row], self.special)
+            dice, drawn = chance.random(length), chance.choice(self.replacements, length)
+            labels[row, chosen] = ids[row, chosen]
+            shown[row, chosen & (dice < _HIDDEN)] = self.mask
+            replaced = chosen & (dice >= _HIDDEN) & (dice < _HIDDEN + _REPLACED)
+            shown[row, replaced] = drawn[replaced]
+        found = {**inputs, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
+        return batch._replace(inputs=found, counted=int(np.count_nonzero(labels != NO_LABEL)))
+
+
+def whole(batch: Batch) -> dict[str, torch.Tensor]:
+    """Samples to be read as a whole out of those for the next token: what follows the last target is padding."""
+    if "tokens" not in batch.inputs:
+        return batch.inputs
+    seen = (batch.inputs["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
+    inputs = {"input_ids": batch.inputs["tokens"]}
+    if not seen.all():
+        inputs["attention_mask"] = seen.long()
+    return inputs
+
 
 _NONE = torch.zeros(0)
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
 from trainkit.trainer.models.base import Model, entries
-from trainkit.trainer.optim.mixed_precision import DTYPES
+from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
 

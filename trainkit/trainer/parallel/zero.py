@@ -23,7 +23,7 @@ from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.quantized import scales
-from trainkit.trainer.optim.optimizers import build_optimizer
+from trainkit.trainer.optim import build_optimizer
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World

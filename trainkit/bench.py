@@ -1,0 +1,481 @@
+"""Comparing a recipe with its variants: rows, table and plot are pure, bench runs them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainkit.errors import MachineError
+from trainkit.files import publish
+from trainkit.runner.execute import RunRequest, carry_out
+from trainkit.runner.report.console import Stream, Terminal
+from trainkit.runner.report.exit_status import KILLED
+from trainkit.runner.report.failure import describe_failure
+from trainkit.runner.report.progress import last_lines
+from trainkit.runner.supervisor.processes import STOP, handled
+from trainkit.text import MIB, format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
+MemoryKind = Literal["gpu", "rss"]
+Figure = Literal["seconds", "samples_per_second", "final_loss"]  # of which several runs have a median
+
+# What a rank's standard error holds when memory, of a card or of the machine, ran out.
+OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
+# Long heads for prose, short ones for columns.
+MEMORY_MEANING: Mapping[MemoryKind, str] = {
+    "gpu": "GPU memory occupied (NVML, fullest card)",
+    "rss": "peak resident memory (RSS of the largest rank)",
+}
+MEMORY_HEAD: Mapping[MemoryKind, str] = {"gpu": "GPU memory", "rss": "peak RSS"}
+_REASON = 100  # characters of a failure's reason in the table; files hold all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One run, or one that was refused. Seconds and bytes; None is what the run did not report.
+
+    seconds: of training where the trainer reports it, else of the whole run.
+    """
+
+    outcome: Outcome
+    exit_code: int | None = None
+    reason: str = ""
+    seconds: float | None = None
+    samples_per_second: float | None = None
+    memory_bytes: int | None = None
+    final_loss: float | None = None
+    run_directory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant with all its runs. Figures are those of the runs that succeeded.
+
+    speed, memory: samples per second and memory as multiples of the base's; None where either is unknown.
+    """
+
+    name: str
+    description: str
+    runs: tuple[Measurement, ...]
+    speed: float | None = None
+    memory: float | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the first run that did not succeed; ``ok`` when all did."""
+        return next((run.outcome for run in self.runs if run.outcome != "ok"), "ok")
+
+    @property
+    def reason(self) -> str:
+        """Why it did not succeed."""
+        return next((run.reason for run in self.runs if run.outcome != "ok"), "")
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Lowest and highest samples per second; None for fewer than two runs."""
+        rates = self._known("samples_per_second")
+        return (min(rates), max(rates)) if len(rates) > 1 else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The highest of the runs."""
+        return max(self._known("memory_bytes"), default=None)
+
+    def median(self, figure: Figure) -> float | None:
+        """Of the runs that report it."""
+        known = self._known(figure)
+        # A loss that is not a number is the result of its variant, and has no order.
+        return next((value for value in known if math.isnan(value)), median(known)) if known else None
+
+    def _known(self, figure: Figure | Literal["memory_bytes"]) -> list[Any]:
+        values = [getattr(run, figure) for run in self.runs if run.outcome == "ok"]
+        return [value for value in values if value is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A bench as far as it has come. machine: a description of what it ran on; not_run: variants without a run."""
+
+    recipe: str
+    machine: str
+    memory: MemoryKind
+    rows: Sequence[Row]
+    not_run: Sequence[str] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every variant ran, and succeeded."""
+        return not self.not_run and all(row.outcome == "ok" for row in self.rows)
+
+
+def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_directory: str) -> Measurement:
+    """What a run's summary says. errors: the end of the ranks' standard error, which shows what a failure was."""
+    outcome, reason = _outcome(summary, errors)
+    seconds = _number(summary.get("train_seconds"))
+    ranks, cards = summary.get("memory") or (), summary.get("gpu_memory_occupied") or {}
+    used = cards.values() if kind == "gpu" else [rank["rss"] for rank in ranks if rank.get("rss")]
+    return Measurement(
+        outcome,
+        summary.get("exit_code"),
+        reason,
+        seconds if seconds is not None else _number(summary.get("wall_seconds")),
+        _number(summary.get("samples_per_second")),
+        max(used, default=None),
+        _number(summary.get("final_loss")),
+        run_directory,
+    )
+
+
+def compare(rows: Sequence[Row], base: str) -> list[Row]:
+    """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
+    reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
+    if reference is None:
+        return list(rows)
+    speed, memory = reference.median("samples_per_second"), reference.memory_bytes
+    return [
+        replace(row, speed=_ratio(row.median("samples_per_second"), speed), memory=_ratio(row.memory_bytes, memory))
+        for row in rows
+    ]
+
+
+def remaining(walls: Sequence[float], left: int, spent: float = 0.0) -> float | None:
+    """Seconds that so many more runs may take, by the mean of those before; None before the first has ended.
+
+    spent: seconds that the first of them has taken so far.
+    """
+    if not walls or not left:
+        return None
+    mean = sum(walls) / len(walls)
+    return mean * (left - 1) + max(mean - spent, 0.0)
+
+
+def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
+    code, why = summary.get("exit_code"), str(summary.get("why") or "")
+    if code == 0:
+        return "ok", ""
+    if summary.get("failure") == "signal":
+        return "interrupted", why
+    traces = (line.strip() for line in reversed(errors.splitlines()) if any(trace in line for trace in OUT_OF_MEMORY))
+    if line := next(traces, ""):
+        return "out of memory", line
+    if code == KILLED:
+        return "out of memory", f"{why} (exit code {KILLED}: most likely the kernel's, when memory ran out)"
+    return "failed", f"{why} (exit code {code})" if str(code) not in why else why
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _ratio(value: float | None, reference: float | None) -> float | None:
+    return value / reference if value is not None and reference else None
+
+
+def render(found: Comparison) -> str:
+    """The table, with what its memory column means below."""
+    head = ("variant", "time", "samples/s", "vs base", MEMORY_HEAD[found.memory], "vs base", "final loss")
+    lines = [head, *(_cells(row) for row in found.rows)]
+    widths = [max(len(line[column]) for line in lines if len(line) == len(head)) for column in range(len(head))]
+    widths[0] = max(len(line[0]) for line in lines)
+    text = "".join(_line(line, widths) for line in lines)
+    text += f"{found.recipe} on {found.machine}; memory is {MEMORY_MEANING[found.memory]}\n"
+    return text + (f"not run: {', '.join(found.not_run)}\n" if found.not_run else "")
+
+
+def as_csv(found: Comparison) -> str:
+    """One line for each variant. Seconds, samples per second and bytes; an empty cell is unknown."""
+    stream = io.StringIO()
+    columns = list(_record(Row("", "", ()), found.memory))  # the head is there before the first row is
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_record(row, found.memory) for row in found.rows)
+    return stream.getvalue()
+
+
+def as_data(found: Comparison) -> dict[str, Any]:
+    """Everything, each run included, as JSON can hold it: a loss that is no number is null."""
+    return {
+        "recipe": found.recipe,
+        "machine": found.machine,
+        "memory": MEMORY_MEANING[found.memory],
+        "rows": [
+            {**_record(row, found.memory), "runs": [_finite(asdict(run)) for run in row.runs]} for row in found.rows
+        ],
+        "not_run": list(found.not_run),
+    }
+
+
+def rate(value: float) -> str:
+    """Samples per second with three digits that mean something."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _record(row: Row, memory: MemoryKind) -> dict[str, Any]:
+    lowest, highest = row.spread or (None, None)
+    return _finite(
+        {
+            "variant": row.name,
+            "description": row.description,
+            "outcome": row.outcome,
+            "reason": row.reason,
+            "runs": len(row.runs),
+            "seconds": row.median("seconds"),
+            "samples_per_second": row.median("samples_per_second"),
+            "samples_per_second_lowest": lowest,
+            "samples_per_second_highest": highest,
+            "memory_bytes": row.memory_bytes,
+            "memory_kind": memory,
+            "relative_speed": row.speed,
+            "relative_memory": row.memory,
+            "final_loss": row.median("final_loss"),
+        }
+    )
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.outcome != "ok":
+        return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
+    figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
+        (row.median("seconds"), "{:.2f} s".format),
+        (row.median("samples_per_second"), rate),
+        (row.speed, "{:.2f}".format),
+        (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
+        (row.memory, "{:.2f}".format),
+        (row.median("final_loss"), "{:.4f}".format),
+    )
+    return (row.name, *("-" if value is None else text(value) for value, text in figures))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    if len(cells) < len(widths):  # a reason takes the place of the figures
+        return f"{cells[0]:<{widths[0]}}  {cells[1]}\n"
+    rest = (f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join([f"{cells[0]:<{widths[0]}}", *rest]) + "\n"
+
+
+FORMATS = ("png", "svg")
+_ROW_INCHES = 0.42
+# White behind the text: the lines of the grid and of the base pass below them.
+_LABEL: dict[str, Any] = {
+    "va": "center",
+    "zorder": 5,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "boxstyle": "square,pad=0.12"},
+}
+_MIDDLE, _LIGHT, _EDGE, _PALE = "#8f8f8f", "#dddddd", "#111111", "#8c8c8c"
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed; nothing of it is loaded."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(found: Comparison, folder: Path) -> list[Path]:
+    """Write bench.png and bench.svg into the folder; their paths."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    rows = list(found.rows)
+    # Text stays text in SVG; a fixed salt makes the same figure the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trainkit", "font.size": 9, "hatch.linewidth": 0.6}):
+        # A figure of its own, not pyplot's: no window system is looked for, no state is shared.
+        figure = Figure(figsize=(11, 1.75 + _ROW_INCHES * len(rows)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        memory = [None if row.memory_bytes is None else row.memory_bytes / MIB for row in rows]
+        _draw(left, rows, memory, [None] * len(rows), "{:,.0f} MiB".format, color=_LIGHT, hatch="///")
+        left.set_title("Memory (less is better)", loc="left", fontweight="bold")
+        left.set_xlabel(f"{MEMORY_MEANING[found.memory]}, MiB")
+        rates, spreads = [row.median("samples_per_second") for row in rows], [row.spread for row in rows]
+        _draw(right, rows, rates, spreads, rate, color=_MIDDLE)
+        right.set_title("Throughput (more is better)", loc="left", fontweight="bold")
+        right.set_xlabel("samples per second")
+        left.set_yticks(range(len(rows)), [row.name for row in rows])
+        left.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
+        based = "; the dashed line is the base" if any(row.speed is not None for row in rows) else ""
+        figure.suptitle(f"{found.recipe} on {found.machine}{based}", x=0.01, ha="left", fontsize=10)
+        paths = [folder / f"bench.{kind}" for kind in FORMATS]
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def _draw(
+    axes: Axes,
+    rows: Sequence[Row],
+    values: Sequence[float | None],
+    spreads: Sequence[tuple[float, float] | None],
+    label: Callable[[float], str],
+    **style: Any,
+) -> None:
+    """Bars with their values written behind them, the base's as a dashed line; what did not run says why.
+
+    values, spreads: of each row, None where unknown; label: how a value is written at its bar; style: of the bars.
+    """
+    shown = [
+        value if row.outcome == "ok" and value is not None else 0.0 for row, value in zip(rows, values, strict=True)
+    ]
+    axes.barh(range(len(rows)), shown, height=0.66, edgecolor=_EDGE, linewidth=0.8, zorder=2, **style)
+    ends = [max(value, spread[1]) if spread else value for value, spread in zip(shown, spreads, strict=True)]
+    axes.set_xlim(0, (max(ends, default=0) or 1) * 1.2)
+    for place, (row, value, end, spread) in enumerate(zip(rows, shown, ends, spreads, strict=True)):
+        text = label(value) if value else row.outcome if row.outcome != "ok" else "not reported"
+        axes.annotate(
+            text, (end, place), (5, 0), textcoords="offset points", style="normal" if value else "italic", **_LABEL
+        )
+        if spread:  # from the slowest to the fastest of several runs
+            axes.plot(spread, (place, place), color=_EDGE, linewidth=1.4, marker="|", markersize=7, zorder=4)
+    if rows and shown[0] and rows[0].speed is not None:
+        axes.axvline(shown[0], color=_EDGE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
+    axes.grid(axis="x", color=_PALE, linewidth=0.4, alpha=0.6, zorder=0)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A recipe to be run, or the reason why it cannot be (`refusal`)."""
+
+    name: str
+    description: str
+    request: RunRequest | None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is compared. base: the name of the candidate that the others are measured by."""
+
+    recipe: str
+    machine: str
+    memory: MemoryKind
+    base: str
+    candidates: Sequence[Candidate]
+    repeat: int
+
+
+class BenchTerminal(Terminal):
+    """Shows trainkit's own lines of a run, and how far the whole bench is on the live line."""
+
+    whole: Callable[[], str]  # says how far
+
+    def program(self, stream: Stream, data: bytes) -> None:
+        """Nothing: a comparison is no place for the output of each program, which is in its logs."""
+
+    def live(self, line: Callable[[int], str]) -> bool:
+        """The run's line behind the whole's. True even without a terminal: one last line for each run is enough."""
+
+        def both(width: int) -> str:
+            whole = self.whole()
+            return f"{whole}  {line(max(width - len(whole) - 2, 0))}"[: max(width - 1, 0)]
+
+        super().live(both)
+        return True
+
+
+@dataclass
+class _Bench:
+    """The state of a bench: what has been measured, and how long each run took."""
+
+    setup: Setup
+    measured: dict[str, list[Measurement]] = field(default_factory=dict)
+    walls: list[float] = field(default_factory=list)
+    begun: int = 0
+    begun_at: float = 0.0
+    stopped_by: int | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Remember a signal."""
+        self.stopped_by = number
+
+    @property
+    def runnable(self) -> int:
+        """How many runs there are in all."""
+        return sum(each.request is not None for each in self.setup.candidates) * self.setup.repeat
+
+    def comparison(self) -> Comparison:
+        """What is known so far, in the recipe's order."""
+        setup, runs = self.setup, self.measured
+        rows = [
+            Row(each.name, each.description, tuple(runs[each.name])) for each in setup.candidates if each.name in runs
+        ]
+        missing = [each.name for each in setup.candidates if each.name not in runs]
+        return Comparison(setup.recipe, setup.machine, setup.memory, compare(rows, setup.base), missing)
+
+
+def run_all(setup: Setup, folder: Path, console: BenchTerminal) -> tuple[Comparison, int | None]:
+    """Run every candidate `repeat` times, in rounds, so that a slow spell of the machine hits all of them alike.
+
+    bench.csv and bench.json in the folder are renewed after each run. Returns what was found, and the signal that
+    ended it early. Raises MachineError where the folder cannot be made.
+    """
+    bench = _Bench(setup)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "name another folder with --output"
+        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
+    for candidate in setup.candidates:
+        if candidate.request is None:
+            bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
+            console.say(f"{candidate.name}: refused: {candidate.refusal}")
+    # Between two runs a signal is only remembered, so that what has been measured is still written.
+    with handled(STOP, bench.stop):
+        for _ in range(setup.repeat):
+            for candidate in setup.candidates:
+                if bench.stopped_by is None and candidate.request is not None:
+                    _run_one(bench, candidate, candidate.request, console)
+                    found = bench.comparison()
+                    publish(folder / "bench.csv", as_csv(found))
+                    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
+    return bench.comparison(), bench.stopped_by
+
+
+def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
+    bench.begun += 1
+    bench.begun_at = time.monotonic()
+    described = f": {candidate.description}" if candidate.description else ""
+    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({_clock(bench)})")
+    try:
+        console.whole = lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {_clock(bench)} |"
+        ended = carry_out(request, console)
+    except MachineError as error:
+        measurement = Measurement("refused", int(error.exit_code), str(error))
+        console.say(f"refused: {error}")
+    else:
+        # The end of every rank's standard error: there a failure says what it was.
+        logs = sorted(ended.layout.attempt(1).logs.glob("rank-*.err"))
+        errors = "\n".join(line for log in logs for line in last_lines(log))
+        measurement = measure(ended.summary, bench.setup.memory, errors, str(ended.layout.root))
+        if ended.verdict.failure == "signal":
+            bench.stopped_by = ended.verdict.signal
+        elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
+            console.say(describe_failure(ended.verdict, ended.layout.attempt(1), None))
+    bench.walls.append(time.monotonic() - bench.begun_at)
+    bench.measured.setdefault(candidate.name, []).append(measurement)
+
+
+def _clock(bench: _Bench) -> str:
+    now = time.monotonic()
+    left = remaining(bench.walls, bench.runnable - len(bench.walls), now - bench.begun_at)
+    rest = "" if left is None else f", about {format_duration(left)} left"
+    return f"{format_duration(now - bench.started)} so far{rest}"

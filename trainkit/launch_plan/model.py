@@ -1,0 +1,443 @@
+"""The plan: what will be executed. A frozen value that every command, renderer and the run itself consume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from trainkit.decode import decode
+from trainkit.errors import MachineError
+from trainkit.hub.names import Download, Named
+
+PLAN_VERSION = 1
+
+
+class Variable(Enum):
+    """What is known only at run time; `bind` fills it in."""
+
+    RUN_ID = "run_id"
+    RUN_DIR = "run_dir"  # absolute path
+    ATTEMPT = "attempt"  # number of the start within the run
+    ATTEMPT_DIR = "attempt_dir"  # <run_dir>/attempts/<attempt>
+    PORT = "port"  # free TCP port on one node, the rendezvous port on several
+    NODE_RANK = "node_rank"
+    MASTER_ADDR = "master_addr"
+    LOCAL_ADDR = "local_addr"
+    IS_HOST = "is_host"  # "true" on node 0, else "false"
+    RESUME = "resume"  # checkpoint that the run goes on from; a word with it is left out where there is none
+    USER = "user"  # uid:gid of the caller; this and the following are for containers
+    WORKING_DIR = "working_dir"  # where trainkit was started
+    CACHE_DIR = "cache_dir"  # this user's, for containers
+    PACKAGE = "package"  # folder of trainkit's own code
+    HOST = "host"  # name of this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string with run-time variables in it, kept apart from the literal parts, so nothing needs escaping."""
+
+    parts: tuple[str | Variable, ...]
+
+    def bind(self, values: Mapping[Variable, str]) -> str:
+        """The string, with each variable replaced by its value (KeyError if one is missing)."""
+        return "".join(part if isinstance(part, str) else values[part] for part in self.parts)
+
+    def __str__(self) -> str:
+        return "".join(part if isinstance(part, str) else f"<{part.value}>" for part in self.parts)
+
+    def to_json(self) -> str | list[str | dict[str, str]]:
+        """A plain string where there is no variable, else the list of parts."""
+        parts = [part if isinstance(part, str) else {"variable": part.value} for part in self.parts]
+        return parts if any(isinstance(part, Variable) for part in self.parts) else str(self)
+
+    @classmethod
+    def from_json(cls, data: str | list[str | dict[str, str]]) -> Text:
+        """The inverse of :meth:`to_json`."""
+        if isinstance(data, str):
+            return text(data)
+        return cls(tuple(part if isinstance(part, str) else Variable(part["variable"]) for part in data))
+
+
+def text(*parts: str | Variable) -> Text:
+    """Build a :class:`Text`; neighbouring literals are joined, so equal strings are equal values."""
+    joined: list[str | Variable] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif part != "" or not parts[1:]:
+            joined.append(part)
+    return Text(tuple(joined))
+
+
+def bind_words(words: Iterable[Text], values: Mapping[Variable, str]) -> tuple[str, ...]:
+    """Words with every variable replaced, without that of the checkpoint where there is none (or it is not given)."""
+    there = (word for word in words if Variable.RESUME not in word.parts or values.get(Variable.RESUME))
+    return tuple(word.bind(values) for word in there)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision and why it was taken."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes that are alike. devices[i] is what local rank i uses on each: ``cpu``, ``mps``, ``GPU-…`` or an index.
+
+    Where there are more devices than processes, every process of a node sees them all, in this order.
+    """
+
+    count: int
+    processes: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A physical card. index: as nvidia-smi counts; several parts of a card that MIG split share it."""
+
+    index: int
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Nodes x processes per node."""
+
+    device: Literal["cpu", "cuda", "mps", "xla"]
+    groups: tuple[NodeGroup, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all nodes."""
+        return sum(group.count * group.processes for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArithmetic:
+    """The solved triangle: global_ = micro x accumulation x ranks, in samples. note: what gave way, if anything.
+
+    A side that nobody gave to a program of the user's own is None: it is the script's own, and nothing is made of it.
+    search: the micro batches, ascending, of which the trainer takes the largest that fits; until then micro is the
+        least of them. Empty where micro is decided.
+    """
+
+    global_: int | None
+    micro: int | None
+    accumulation: int | None
+    ranks: int
+    eval_micro: int | None
+    note: str = ""
+    search: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedBatch(BatchArithmetic):
+    """The triangle of the built-in trainer, whose every side is known."""
+
+    global_: int
+    micro: int
+    accumulation: int
+    eval_micro: int
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What one node group executes: launcher + wrapper + program, in a container where there is one.
+
+    Without the wrapper (``trainkit.runner.rank``) it is the bare command for machines that have no trainkit.
+    container: the words in front of the launcher: the engine's, the image, and what starts the rest inside.
+    """
+
+    launcher: tuple[Text, ...]
+    wrapper: tuple[Text, ...]
+    program: tuple[Text, ...]
+    container: tuple[Text, ...] = ()
+
+    @property
+    def argv(self) -> tuple[Text, ...]:
+        """The whole command as it is started."""
+        return self.container + self.launcher + self.wrapper + self.program
+
+    @property
+    def bare(self) -> tuple[Text, ...]:
+        """The command without trainkit's wrapper."""
+        return self.container + self.launcher + self.program
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A command that is run once on each node before the ranks start (building DeepSpeed's ops)."""
+
+    title: str
+    argv: tuple[Text, ...]
+    lock: str = ""  # by which two runs never prepare the same thing at once; empty where they may
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDiff:
+    """How the ranks' environment differs from the caller's. Sorted by name.
+
+    Applied in this order: the caller's variables, less those that `unset` names, plus those that `take` names, with
+    `set` on top. So a variable in `set` or `take` is there even where a pattern of `unset` matches it.
+    added: what the launcher gives each rank besides, by itself; None where ranks differ, or only the start decides.
+    """
+
+    set: tuple[tuple[str, Text], ...] = ()
+    unset: tuple[str, ...] = ()  # names, or prefixes that end in `*`
+    take: tuple[str, ...] = ()  # from the caller's environment by name; required
+    added: tuple[tuple[str, Text | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedContainer:
+    """What the launcher and its ranks run in. kind: of the engine. handed_in: names of variables.
+
+    prefix: under which the engine reads them; may be empty. caches: folder that is made. end: command for the end.
+    """
+
+    kind: str
+    image: str
+    handed_in: tuple[str, ...]
+    caches: Text
+    prefix: str = ""
+    end: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file written into the run directory before the start; path is relative to it."""
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A remark on the plan. A `blocker` is why this machine cannot run it; `run` then exits 4."""
+
+    severity: Literal["note", "warning", "blocker"]
+    what: str
+    hint: str = ""
+
+    @property
+    def installs(self) -> bool:
+        """Whether the hint is the command that installs what is missing."""
+        return self.hint.startswith("pip install ")
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueInForce:
+    """A technique that the built-in trainer uses in this run, and what it does to speed and to memory."""
+
+    key: str  # the recipe key
+    value: str
+    speed: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The checkpoint that the run starts from. path is None for `never` or when nothing fits; reason: why that one.
+
+    Chosen when the plan is made. A run makes its plan when it starts; a script, or a job in a queue, chooses again.
+    """
+
+    path: str | None
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a scheduler is given, and how the plan starts on each of its machines.
+
+    content: what the command `submit` submits, kept as `file` in the run directory; with hosts it is run once for each.
+    step: the words before a command that start it on every node. start_seconds: how long nodes wait for one another.
+    requeue: after what it is queued again, as `cluster.requeue.after` calls it; without_progress: after how many
+        attempts without a newer checkpoint it is not. warn_seconds: before the time limit, that it is asked to end.
+    """
+
+    scheduler: str
+    file: str
+    content: Text
+    submit: tuple[Text, ...]
+    step: tuple[Text, ...] = ()
+    requeue: tuple[str, ...] = ()
+    without_progress: int = 1
+    warn_seconds: int = 0
+    start_seconds: int = 600
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HangWatch:
+    """When the run counts as one that hangs. Seconds; after is None where its own pace decides, 0 for no watch.
+
+    start: for what has not happened once in the run. ends: whether the run is ended then; reason: why, or why not.
+    """
+
+    after: float | None = None
+    start: float = 1800.0
+    ends: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that `run` does, in the order of the plan's JSON. Fields with a default came later than plans."""
+
+    plan_version: int
+    name: str
+    recipe_digest: str
+    training_digest: str
+    strategy: Choice
+    launcher: Choice
+    program: Choice
+    device: Choice
+    topology: Topology
+    cards: tuple[Card, ...] = ()  # of this machine, by local rank; none off CUDA or where they are missing
+    shares_cards: bool = False  # whether the run may start on cards that another one has
+    batch: BatchArithmetic
+    commands: tuple[Command, ...]  # one for each group of the topology
+    preparations: tuple[Preparation, ...]
+    repositories: tuple[Named, ...] = ()  # of the Hub, each at its commit
+    downloads: tuple[Download, ...] = ()  # of those of which it is known
+    container: PlannedContainer | None = None
+    environment: EnvironmentDiff
+    files: tuple[PlannedFile, ...]
+    resume: Resume
+    rendezvous: str = "auto"  # host:port of node 0, which MASTER_ADDR and PORT are bound to; auto is a free local port
+    job: Job | None = None  # where `cluster` names a scheduler
+    output_root: str
+    max_restarts: int
+    grace_seconds: float
+    hang: HangWatch = HangWatch()
+    techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
+    notices: tuple[Notice, ...]
+
+    @property
+    def blockers(self) -> tuple[Notice, ...]:
+        """Why this machine cannot run it; empty where it can."""
+        return tuple(notice for notice in self.notices if notice.severity == "blocker")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which recipe keys, or which rule of trainkit's, made each part of a plan.
+
+    A part is a path: ``commands.0.argv.5`` (as in the plan's JSON), ``files.deepspeed.json.zero_optimization.stage``.
+    """
+
+    parts: Mapping[str, tuple[str, ...]]  # recipe keys (dotted)
+    rules: Mapping[str, str]  # for parts that no recipe key made
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and, beside it, what made each part of it."""
+
+    plan: Plan
+    provenance: Provenance
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Builtins only, in the order of the plan's fields; :func:`plan_from_json` gives an equal value back.
+
+    A command is its whole `argv`, with the place of trainkit's wrapper in it (`first`, `count`); without the wrapper it
+    is the bare command. `container` is the number of its words in front of the launcher, where there are any. A word
+    without run-time variables is a string, one with them a list of its parts.
+    """
+    topology, environment = plan.topology, plan.environment
+    return {
+        **_builtins(plan),
+        "topology": {
+            "device": topology.device,
+            "nodes": topology.nodes,  # this and the next follow from the groups, for those who read the JSON
+            "world_size": topology.world_size,
+            "groups": _builtins(topology.groups),
+        },
+        "commands": [
+            {
+                "argv": _builtins(command.argv),
+                "wrapper": {
+                    "first": len(command.container) + len(command.launcher),
+                    "count": len(command.wrapper),
+                },
+                **({"container": len(command.container)} if command.container else {}),
+            }
+            for command in plan.commands
+        ],
+        "environment": {
+            **_builtins(environment),
+            "set": {name: value.to_json() for name, value in environment.set},
+            "added": {name: value.to_json() if value else None for name, value in environment.added},
+        },
+        "files": {file.path: file.content for file in plan.files},
+    }
+
+
+def plan_from_json(data: object) -> Plan:
+    """The inverse of :func:`plan_to_json`.
+
+    Raises MachineError for a plan of another version, and ValueError, KeyError or TypeError for what is not a plan.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError("a plan is a JSON object")
+    version = data.get("plan_version")
+    if version != PLAN_VERSION:
+        raise MachineError(
+            f"this plan is of version {version}, and this trainkit reads version {PLAN_VERSION}",
+            hint="make the plan again from its recipe with `trainkit plan`",
+        )
+    topology, environment = _mapping(data, "topology"), _mapping(data, "environment")
+    shaped = {
+        **data,
+        "topology": {"device": topology["device"], "groups": topology["groups"]},
+        "batch": {"global_" if key == "global" else key: value for key, value in _mapping(data, "batch").items()},
+        "commands": [_command(command) for command in data["commands"]],
+        "environment": {
+            **environment,
+            "set": [*_mapping(environment, "set").items()],
+            "added": [*_mapping({"added": {}, **environment}, "added").items()],
+        },
+        "files": [{"path": path, "content": content} for path, content in _mapping(data, "files").items()],
+    }
+    plan: Plan = decode(Plan, shaped)
+    return plan
+
+
+def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(data[name], Mapping):
+        raise TypeError(f"{name} is no mapping")
+    return data[name]  # type: ignore[no-any-return]
+
+
+def _builtins(value: Any) -> Any:
+    if isinstance(value, Text):
+        return value.to_json()
+    if is_dataclass(value):
+        return {each.name.rstrip("_"): _builtins(getattr(value, each.name)) for each in fields(value)}
+    return [_builtins(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _command(data: Mapping[str, Any]) -> dict[str, Any]:
+    argv, inside, first = data["argv"], data.get("container", 0), data["wrapper"]["first"]
+    end = first + data["wrapper"]["count"]
+    return {
+        "container": argv[:inside],
+        "launcher": argv[inside:first],
+        "wrapper": argv[first:end],
+        "program": argv[end:],
+    }

@@ -1,1 +1,0 @@
-"""Probes: each module finds out one part of a machine's facts."""

@@ -1,0 +1,147 @@
+"""Merging layers, weakest first: mappings merge, scalars and lists replace, and history keeps every value given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.layer import Layer
+from trainkit.recipe.resolved import Entry
+from trainkit.recipe.schema.fields import open_keys, tagged_sections
+from trainkit.recipe.secrets import mask, why_secret
+
+
+@dataclass
+class Merge:
+    """The state of merging: the tree so far, what each leaf was given, each key's strongest place, what went wrong."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    history: dict[str, list[Entry]] = field(default_factory=dict)
+    places: dict[str, Origin] = field(default_factory=dict)
+    errors: list[Diagnostic] = field(default_factory=list)
+
+    def get(self, key: str) -> Any:
+        """The merged value at a dotted key; None where no layer gives it."""
+        return value_at(self.tree, key)
+
+    def add(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
+        """Put a mapping of the layer on top of `target`, the mapping so far at the same path."""
+        if path in tagged_sections():
+            self._change_kind(layer, target, source, path)
+        for raw, value in source.items():
+            name, modifier = split_modifier(raw, path)
+            key = f"{path}.{name}" if path else name
+            origin = _origin(layer, key)
+            replaced = f"dropped: {key} is replaced as a whole by {origin.place}"
+            if modifier == "+":
+                self._append(layer, target, name, key, value)
+            elif isinstance(value, Mapping):
+                self.places[key] = origin
+                # A mapping over a scalar or a list: there is nothing below to merge with.
+                if modifier == "!" or not isinstance(target.get(name), dict):
+                    self._drop(key, replaced)
+                    self._drop(f"{key}.", replaced)
+                    target[name] = {}
+                self.add(layer, target[name], value, key)
+            else:
+                if isinstance(target.get(name), dict):
+                    self._drop(f"{key}.", replaced)
+                target[name] = deepcopy(value)  # a list may hold mappings, and interpolation writes into them
+                self._record(layer, key, Entry(_shown(key, value), origin))
+
+    def _append(self, layer: Layer, target: dict[str, Any], name: str, key: str, value: Any) -> None:
+        before, origin = target.get(name), _origin(layer, key)
+        if before is not None and not isinstance(before, list):
+            kind = "a mapping" if isinstance(before, Mapping) else "a single value"
+            given = self.places.get(key)
+            what = f"`{name}+` appends to a list, and {key} is {kind}"
+            why = f"it was given at {given.place}" if given else ""
+            self.errors.append(Diagnostic("error", what, key, origin, why, f"write `{name}:` to replace it"))
+            return
+        added = deepcopy(value) if isinstance(value, list) else [value]
+        target[name] = [*(before or []), *added]
+        note = f"appended {added!r}" if before else ""
+        self._record(layer, key, Entry(_shown(key, target[name]), origin, note), skip=len(before or []))
+
+    def _change_kind(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
+        """Settings of one kind mean nothing to another: a new kind starts its section again."""
+        old, new = target.get("kind"), source.get("kind", source.get("kind!"))
+        if old is None or new is None or old == new:
+            return
+        place = _origin(layer, f"{path}.kind").place
+        self._drop(f"{path}.", f"dropped: {path}.kind changed from {old} to {new} at {place}", keep=f"{path}.kind")
+        target.clear()
+
+    def _record(self, layer: Layer, key: str, entry: Entry, skip: int = 0) -> None:
+        """Add to the history. skip: how many elements a list had before; these keep their places."""
+        self.history.setdefault(key, []).append(entry)
+        self.places[key] = entry.origin
+        if isinstance(entry.value, list):
+            for position in range(len(entry.value) - skip):
+                place = layer.values.get(f"{key}.{position}", entry.origin)
+                self.places[f"{key}.{position + skip}"] = place
+            if any(isinstance(each, Mapping) for each in entry.value):
+                self._place_mappings(layer, f"{key}.", skip)
+
+    def _place_mappings(self, layer: Layer, list_prefix: str, skip: int) -> None:
+        """Where the settings of a list's elements that are mappings were given, by `list.position.setting`."""
+        for name, origin in layer.values.items():
+            if name.startswith(list_prefix):
+                position, dot, setting = name.removeprefix(list_prefix).partition(".")
+                if dot and position.isdecimal():
+                    self.places[f"{list_prefix}{int(position) + skip}.{setting}"] = origin
+
+    def _drop(self, prefix: str, note: str, keep: str = "") -> None:
+        """Mark every entry at the prefix as without effect. A prefix with a final dot means what lies below it."""
+        below = prefix.endswith(".")
+        for key, entries in self.history.items():
+            if (key.startswith(prefix) if below else key == prefix) and key != keep:
+                entries[:] = [each if each.dropped else replace(each, note=note, dropped=True) for each in entries]
+                self.places.pop(key, None)
+
+
+def merge(layers: Sequence[Layer]) -> Merge:
+    """Merge layers, weakest first."""
+    state = Merge()
+    for layer in layers:
+        state.add(layer, state.tree, layer.tree, "")
+    _count_hosts(state)
+    return state
+
+
+def _count_hosts(state: Merge) -> None:
+    """One node for each of cluster.hosts, where no layer says how many nodes there are."""
+    hosts, nodes = state.get("cluster.hosts"), state.tree.get("nodes", {})
+    if isinstance(hosts, list) and hosts and isinstance(nodes, dict) and nodes.get("count") is None:
+        state.tree["nodes"] = {**nodes, "count": len(hosts)}
+        origin = state.places["cluster.hosts"]
+        state.places["nodes.count"] = origin
+        state.history.setdefault("nodes.count", []).append(Entry(len(hosts), origin, "one for each of cluster.hosts"))
+
+
+def value_at(tree: object, key: str, absent: Any = None) -> Any:
+    """The value at a dotted key of a tree, `absent` where there is none. Names with dots in them are found too."""
+    if not isinstance(tree, Mapping):
+        return absent
+    if key in tree:
+        return tree[key]
+    head, dot, rest = key.partition(".")
+    return value_at(tree.get(head), rest, absent) if dot else absent
+
+
+def split_modifier(raw: str, prefix: str) -> tuple[str, str]:
+    """A key and its modifier (`+`, `!` or nothing); the user's own names have none."""
+    if raw[-1:] in ("+", "!") and prefix not in open_keys():
+        return raw[:-1], raw[-1]
+    return raw, ""
+
+
+def _origin(layer: Layer, key: str) -> Origin:
+    return layer.origin(key) or Origin(layer.name, layer.strength, layer.name)
+
+
+def _shown(key: str, value: Any) -> Any:
+    return mask(value) if isinstance(value, (str, int)) and why_secret(key.rpartition(".")[2], value) else value

@@ -1,0 +1,423 @@
+"""Follow a run by its files, over all its attempts, to its end: `logs`, and `submit --wait`."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import MachineError, UsageError
+from trainkit.runner.report.progress import Tail
+from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
+from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.records import Status, read_records
+from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
+from trainkit.schedulers import kubectl, slurm, ssh
+from trainkit.schedulers.base import Answer, Job, JobState, Query, RefusedError, expand
+from trainkit.schedulers.client import answer_or, ask
+from trainkit.schedulers.jobs.batch import read_plan
+from trainkit.schedulers.jobs.pods import show_output
+from trainkit.schedulers.jobs.records import (
+    HELD,
+    Submission,
+    asked,
+    hosts_of,
+    read_submission,
+    require_own,
+    take_back,
+    update_status,
+)
+from trainkit.schedulers.jobs.records import ask as leave_word
+from trainkit.schedulers.jobs.states import RunState, state_of
+
+LOOK_SECONDS = 0.5
+PAUSES = 4  # how much longer than a look the pause after it is at least: one over thousands of logs takes a while
+ASK_SECONDS = 15.0  # between questions to the scheduler, whether it still knows the job
+SETTLE_SECONDS = 1.0  # for the last lines of a run that has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whose output: of a rank, of a node's launcher, of all ranks, or (by default) what the run itself has shown.
+
+    attempt: of which start; None is the newest, and while one follows each new one as well.
+    """
+
+    rank: int | None = None
+    node: int | None = None
+    every: bool = False
+    attempt: int | None = None
+
+
+class Logs:
+    """The files of what is wanted, each from where it was left."""
+
+    def __init__(self, layout: RunLayout, wanted: Wanted) -> None:
+        self._layout, self._wanted = layout, wanted
+        self._tails: dict[Path, Tail] = {}
+        self._rest: dict[Path, bytes] = {}
+        self._hosts: dict[tuple[Path, int], str] = {}
+        self._asked: set[Path] = set()  # attempts whose records were read in this look
+        self._said: set[str] = set()  # what could not be read
+        self._first = max(1, len(layout.attempts))
+
+    def show(self) -> bool:
+        """Print what is new; whether there was anything."""
+        any_new = False
+        self._asked.clear()
+        for path, prefix in self._files():
+            tail = self._tails.setdefault(path, Tail(path, kept=not self._wanted.every))
+            while data := tail.read():
+                any_new = True
+                sys.stdout.buffer.write(self._prefixed(path, prefix, data) if prefix else data)
+            if tail.refusal and tail.refusal not in self._said:
+                self._said.add(tail.refusal)
+                sys.stderr.write(f"{tail.refusal}\n")
+        sys.stdout.flush()
+        return any_new
+
+    def finish(self) -> None:
+        """Print what is new, and last lines that are not whole."""
+        self.show()
+        unended = {path: rest for path, rest in self._rest.items() if rest}
+        for path, prefix in self._files() if unended else ():
+            if path in unended:
+                sys.stdout.buffer.write(b"%s %s\n" % (prefix.encode(), unended[path]))
+        self._rest.clear()
+        sys.stdout.flush()
+
+    def _prefixed(self, path: Path, prefix: str, data: bytes) -> bytes:
+        *lines, self._rest[path] = (self._rest.get(path, b"") + data).split(b"\n")
+        return b"".join(b"%s %s\n" % (prefix.encode(), line) for line in lines)
+
+    def _files(self) -> Iterator[tuple[Path, str]]:
+        wanted = self._wanted
+        output = self._layout.root / "job.out"
+        if wanted == Wanted() and output.exists():
+            yield output, ""
+            return
+        for attempt in self._layout.attempts:
+            number = int(attempt.root.name)
+            if number < self._first if wanted.attempt is None else number != wanted.attempt:
+                continue
+            yield from self._of_attempt(attempt)
+
+    def _of_attempt(self, attempt: AttemptLayout) -> Iterator[tuple[Path, str]]:
+        wanted = self._wanted
+        if wanted.node is not None:
+            yield AttemptLayout(attempt.root, wanted.node).launcher_log, ""
+        elif wanted.every:
+            for path in sorted(attempt.logs.glob("rank-*.*"), key=lambda path: (_rank_of(path), path.suffix)):
+                yield path, f"[{_rank_of(path)} {self._host(attempt, _rank_of(path))}]"
+        else:
+            for stream in ("out", "err"):
+                yield attempt.log(wanted.rank or 0, stream), ""
+
+    def _host(self, attempt: AttemptLayout, rank: int) -> str:
+        """The host of a rank, by its record."""
+        if (attempt.root, rank) not in self._hosts and attempt.root not in self._asked:
+            self._asked.add(attempt.root)
+            try:
+                found = {(attempt.root, each.rank): each.host for each in read_records(str(attempt.root))}
+            except OSError:
+                found = {}
+            self._hosts |= found
+        return self._hosts.get((attempt.root, rank), "?")
+
+
+def _rank_of(path: Path) -> int:
+    number = path.stem.removeprefix("rank-")
+    return int(number) if number.isdecimal() else 0
+
+
+def show_logs(layout: RunLayout, wanted: Wanted, *, follow: bool) -> int:
+    """Print the output; follow: until the run has ended, whose exit code it returns."""
+    if in_pods(layout):
+        if wanted.rank is not None or wanted.attempt is not None:
+            what = "output of single ranks and of earlier attempts is in the run directory on the pods' volume"
+            raise UsageError(what, hint="--node N shows what a pod says, --all what all say; or read it with `attach`")
+        return show_output(layout, None if wanted.every else wanted.node or 0, follow=follow)
+    refuse_absent(layout, wanted, follow=follow)
+    logs = Logs(layout, wanted)
+    if follow:
+        return until_end(layout, logs)
+    logs.finish()
+    return 0
+
+
+def refuse_absent(layout: RunLayout, wanted: Wanted, *, follow: bool) -> None:
+    """UsageError for a rank or a node that the run has none of, or an attempt that is not there (yet, to follow)."""
+    try:
+        topology = read_plan(layout).topology
+        most_of = {"rank": topology.world_size, "node": topology.nodes}
+    except MachineError:  # a damaged plan: the logs are shown all the same
+        most_of = {}
+    numbers = [int(each.root.name) for each in layout.attempts]
+    for name, number in (("rank", wanted.rank), ("node", wanted.node)):
+        most = most_of.get(name)
+        if number is not None and most is not None and number >= most:
+            hint = f"its {name}s are 0 to {most - 1}" if most > 1 else f"its only {name} is 0"
+            raise UsageError(f"{layout.root} has no {name} {number}", hint=hint)
+    if wanted.attempt is not None and wanted.attempt not in numbers and not follow:
+        hint = f"its attempts are {', '.join(map(str, numbers))}" if numbers else "it has not started yet"
+        raise UsageError(f"{layout.root} has no attempt {wanted.attempt}", hint=hint)
+
+
+def in_pods(layout: RunLayout) -> bool:
+    """Whether this is but the record of a run in pods, whose output Kubernetes has."""
+    submission = read_submission(layout.root)
+    return submission is not None and submission.scheduler == "kubernetes" and not layout.attempts
+
+
+def wait_for(layout: RunLayout, *, show: bool) -> int:
+    """The run's exit code, once it has ended. show: print what it says meanwhile."""
+    if show and in_pods(layout):
+        return show_output(layout, 0, follow=True)
+    return until_end(layout, Logs(layout, Wanted()) if show else None)
+
+
+def until_end(layout: RunLayout, logs: Logs | None) -> int:
+    """Wait for the end, over all attempts; the run's exit code."""
+    asked = time.monotonic()
+    submission = read_submission(layout.root)
+    while True:
+        began = time.monotonic()
+        status = read_status(layout) or Status()
+        over = status.state == "ended" and (submission is None or status.outcome is not None)
+        if logs:
+            logs.show()
+            refuse_unread()
+        if over:
+            time.sleep(SETTLE_SECONDS if logs else 0)
+            if logs:
+                logs.finish()
+            return status.exit_code or 0
+        if time.monotonic() - asked > ASK_SECONDS:
+            asked = time.monotonic()
+            found = state_of(layout)
+            if found.is_over and not _ended_meanwhile(layout):
+                sys.stderr.write(f"{found.word.replace('_', ' ')}: {found.why}\n")
+                return found.exit_code if found.exit_code is not None else 1
+        time.sleep(max(LOOK_SECONDS, PAUSES * (time.monotonic() - began)))
+
+
+def refuse_unread() -> None:
+    """BrokenPipeError where nobody can read what is printed any more, though there is nothing to print now."""
+    waiting = select.poll()
+    waiting.register(1, 0)  # an error is told in any case (poll(2))
+    if any(event & select.POLLERR for _, event in waiting.poll(0)):
+        raise BrokenPipeError
+
+
+def _ended_meanwhile(layout: RunLayout) -> bool:
+    return (read_status(layout) or Status()).outcome is not None
+
+
+BETWEEN_SECONDS = 0.3
+NOT_HERE = "it runs on another machine, which is reached through its scheduler alone, and it has none"
+
+
+def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
+    """End a run; what was done, for people. UsageError for one that has ended, and has nothing in Kubernetes."""
+    submission = require_own(layout)
+    if submission is not None and submission.scheduler == "kubernetes":
+        return _remove(layout, submission.job, now=now, environ=environ)
+    _living(layout)
+    if submission is None:
+        number = signal.SIGKILL if now else signal.SIGTERM
+        _signal_here(layout, number)
+        return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+    if submission.scheduler == "ssh":
+        _signal_submitter(layout, submission, signal.SIGINT if now else signal.SIGTERM)
+        if now:  # a second one kills
+            time.sleep(BETWEEN_SECONDS)
+            _signal_submitter(layout, submission, signal.SIGINT)
+        return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+    job = _own_job(layout, submission, environ)
+    told_before = asked(layout)
+    leave_word(layout, "cancel")
+    try:
+        return _cancel_job(layout, submission, job, environ, now=now)
+    except (MachineError, UsageError):
+        if not told_before:  # else the next signal of Slurm's would be taken for it, and end the run for good
+            take_back(layout)
+        raise
+
+
+def _own_job(layout: RunLayout, submission: Submission, environ: Mapping[str, str]) -> JobState:
+    """What Slurm knows of a run's job. MachineError where its number is another job's by now, or in this cluster."""
+    number = submission.job
+    found = _told(slurm.states(Job(number, submission.cluster)), environ).get(number)
+    if found is not None and not found.is_of(layout.id, layout.name, layout.root.stat().st_uid):
+        what = f"job {number} is not that of {layout.root}: it is {found.name} of {found.user}"
+        raise MachineError(what, hint=f"the run was submitted on {submission.host}: give the command there")
+    if found is None or found.state == "ended":
+        if not submission.cluster:
+            _require_cluster(submission, environ, f"the run was submitted on {submission.host}: give the command there")
+        raise UsageError(f"job {number} has ended meanwhile", hint="`trainkit status` says how")
+    return found
+
+
+def _require_cluster(submission: Submission, environ: Mapping[str, str], hint: str) -> None:
+    """MachineError where another cluster answers by itself than the one that has the job."""
+    home = submission.cluster or submission.controller
+    answers = answer_or(slurm.controller(), "", environ) or submission.controller
+    if home and answers != home:
+        raise MachineError(
+            f"job {submission.job} was submitted to the cluster {home}, and {answers} answers here", hint=hint
+        )
+
+
+def _remove(layout: RunLayout, job: str, *, now: bool, environ: Mapping[str, str]) -> str:
+    """Remove all that a run has in Kubernetes, where it stays when the run has ended, too; and write down the end."""
+    found = state_of(layout)
+    removed = _told(kubectl.cancel(job, now=now), environ)
+    if not found.is_over:
+        why = "killed by request" if now else "cancelled"
+        update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
+        return f"ending {job} ({found.word})" + ("" if now else ": its pods are told to save a checkpoint")
+    if not removed:
+        raise _ended(layout, found)
+    if found.source != "status.json":  # from now on nobody else knows it
+        how = {"outcome": found.word, "exit_code": found.exit_code, "why": found.why}
+        update_status(layout, state="ended", ended=time.time(), **how)
+    return f"{layout.root} is {found.word.replace('_', ' ')}; removed {', '.join(removed)}"
+
+
+def _cancel_job(
+    layout: RunLayout, submission: Submission, job: JobState, environ: Mapping[str, str], *, now: bool
+) -> str:
+    """Have Slurm end a job; what was done, for people."""
+    number, cluster = submission.job, submission.cluster
+    if not now and job.state == "running":
+        _told(slurm.send(number, "TERM", script=True, cluster=cluster), environ)
+        word = state_of(layout).word
+        return f"ending job {number} ({word})" + (": it saves a checkpoint first" if word == "running" else "")
+    _told(slurm.cancel(number, cluster=cluster), environ)
+    if job.state == "queued":
+        account = {"state": "ended", "outcome": "cancelled", "exit_code": 143, "why": "cancelled in the queue"}
+        update_status(layout, **account, ended=time.time())
+    return f"cancelled job {number}"
+
+
+def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
+    """Have a run save; what was done, for people. UsageError for one that does not run."""
+    submission, found = require_own(layout), _living(layout)
+    if found.word not in ("running", "unknown"):
+        raise UsageError(f"{layout.root} is {found.word}: there is nothing to save yet", hint="wait until it runs")
+    if submission is not None and submission.scheduler == "kubernetes":
+        pod, python = _pod(found, submission.job), read_plan(layout, own=True).commands[0].wrapper[0]
+        _told(kubectl.save(submission.job, pod, str(python)), environ)
+    elif submission is not None and submission.scheduler == "ssh":
+        _signal_submitter(layout, submission, signal.SIGUSR1)
+    elif submission is None or ((status := read_status(layout)) and status.host == os.uname().nodename):
+        _signal_here(layout, signal.SIGUSR1)
+    else:
+        _own_job(layout, submission, environ)
+        _told(slurm.send(submission.job, slurm.SAVE, script=True, cluster=submission.cluster), environ)
+    if read_plan(layout).program.kind == "builtin":
+        return f"{layout.root} saves a checkpoint at its next step"
+    return f"{layout.root} is asked to save a checkpoint by SIGUSR1, which its program may not know"
+
+
+def attach_command(
+    layout: RunLayout,
+    node: int,
+    words: Sequence[str],
+    ssh_words: Callable[[RunLayout], Sequence[str]],
+    environ: Mapping[str, str],
+    *,
+    terminal: bool,
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """The command that runs another one on a node of a run, and its variables. UsageError where there is no such node.
+
+    ssh_words: how its hosts are reached, by its recipe.
+    """
+    submission, found = require_own(layout), _living(layout)
+    if submission is None:
+        if node:
+            raise UsageError(f"{layout.root} is no submitted run: it has no node {node} to be reached")
+        return tuple(words), environ
+    hosts = hosts_of(layout, own=True) if submission.scheduler == "ssh" else expand(found.nodes)
+    if submission.scheduler == "ssh" and not hosts:
+        raise MachineError(f"{layout.plan} is damaged, or another user's: nobody knows the hosts of the run")
+    if node >= len(hosts):
+        what = f"{layout.root} has no node {node}" if hosts else f"job {submission.job} is {found.word}"
+        wait = found.why or "wait until it runs"
+        raise UsageError(what, hint=f"its nodes are {found.nodes}, numbered from 0" if hosts else wait)
+    if submission.scheduler == "kubernetes":
+        return kubectl.attach(submission.job, hosts[node], words, terminal=terminal), environ
+    if submission.scheduler == "ssh":
+        return ssh.attach(ssh_words(layout), hosts[node], words, terminal=terminal), environ
+    again = shlex.join(("trainkit", "attach", str(layout.root), f"--node={node}", "--", *words))
+    _require_cluster(submission, environ, f"srun reaches no other cluster: give `{again}` where that one answers")
+    job = _told(slurm.number(submission.job), environ) if "_" in submission.job else submission.job
+    argv = slurm.attach(job, hosts[node], words, terminal=terminal)
+    return argv, slurm.without_settings(environ, argv[0])
+
+
+def _pod(found: RunState, job: str) -> str:
+    """The pod of node 0."""
+    if not found.nodes:
+        raise MachineError(f"no pod of {job} runs", hint="`trainkit status` says why")
+    return found.nodes.partition(",")[0]
+
+
+def _living(layout: RunLayout) -> RunState:
+    found = state_of(layout)
+    if found.is_over:
+        raise _ended(layout, found)
+    return found
+
+
+def _ended(layout: RunLayout, found: RunState) -> UsageError:
+    hint = "`trainkit runs show` says how it ended"
+    return UsageError(f"{layout.root} is {found.word.replace('_', ' ')}", hint=hint)
+
+
+def _signal_here(layout: RunLayout, number: int) -> None:
+    """A signal to trainkit on this machine; it passes on what the ranks are to have."""
+    status = read_status(layout)
+    if status is None or status.host != os.uname().nodename:
+        where = f"on {status.host}" if status and status.host else "nobody knows where"
+        raise MachineError(f"{layout.root} runs {where}: {NOT_HERE}", hint="signal it there")
+    process = status.pids.process("trainkit")
+    if process is None or not _reached(process, layout.lock, layout, number):
+        raise UsageError(f"{layout.root} does not run, or its trainkit is gone and its guardian ends it")
+
+
+def _signal_submitter(layout: RunLayout, submission: Submission, number: int) -> None:
+    """A signal to the trainkit that holds a run without a scheduler; it passes it on."""
+    if submission.host != os.uname().nodename:
+        what = f"{layout.root} is held by trainkit on {submission.host}"
+        raise MachineError(what, hint=f"give the command there: ssh {submission.host}")
+    process = submission.process
+    if process is not None and process.runs and is_stopped(process.pid):  # it would hear of it only when it goes on
+        what = f"process {process.pid}, which holds {layout.root}, is stopped (Ctrl-Z)"
+        raise MachineError(what, hint=f"let it go on (fg, or kill -CONT {process.pid}), and give the command again")
+    if process is None or not _reached(process, layout.root / HELD, layout, number):
+        raise UsageError(f"{layout.root} is held by nobody any more: its nodes are ending")
+
+
+def _reached(process: ProcessId, lock: Path, layout: RunLayout, number: int) -> bool:
+    """A signal to the trainkit of a run; whether it is the one that the run directory names."""
+    try:
+        return signal_holder(process, str(lock), str(layout.root), number)
+    except PermissionError as error:
+        what = f"process {process.pid} of {layout.root} cannot be signalled: {error.strerror}"
+        raise MachineError(what) from error
+
+
+def _told(query: Query[Answer], environ: Mapping[str, str]) -> Answer:
+    try:
+        return ask(query, environ)
+    except RefusedError as error:
+        if any(each in str(error) for each in slurm.ENDED):
+            raise UsageError("the job has ended meanwhile", hint="`trainkit status` says how") from error
+        raise MachineError(f"{query.argv[0]} refuses: {error}") from error

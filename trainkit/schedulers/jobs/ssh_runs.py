@@ -1,0 +1,510 @@
+"""Machines without a scheduler, asked before a run starts on them: where ssh goes for them, and what they have."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import trainkit
+from trainkit.errors import Diagnostic, MachineError, RecipeError
+from trainkit.files import parse_json, publish, write_json
+from trainkit.launch_plan.model import Plan, Variable, bind_words
+from trainkit.recipe.resolved import Resolved
+from trainkit.runner.binding import require_taken
+from trainkit.runner.nodes.control import LOST_SECONDS, PATIENCE
+from trainkit.runner.report.console import Terminal
+from trainkit.runner.report.exit_status import KILLED
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.making import create_run_dir, write_plan
+from trainkit.runner.rundir.records import Status
+from trainkit.runner.supervisor.processes import PASSED_ON, STOP, ProcessId, end_self, handled, signal_name
+from trainkit.schedulers import ssh
+from trainkit.schedulers.base import RefusedError
+from trainkit.schedulers.client import ask
+from trainkit.schedulers.jobs.batch import AttemptEnd, decide
+from trainkit.schedulers.jobs.records import (
+    Submission,
+    hold_submitter,
+    read_submission,
+    update_status,
+    write_submission,
+)
+from trainkit.text import listed
+
+AT_ONCE = 32  # hosts
+SECONDS = 60.0  # for ssh, the login shell, and the import of trainkit from a slow disk
+# What ssh or the shell there say -> what to do.
+HINTS = {
+    "cluster.setup line": "try the line by hand there: ssh {host}",
+    "Host key verification failed": "connect once by hand, and compare the key: ssh {host}",
+    "Permission denied": "let ssh in without a password: ssh-copy-id {host}",
+    "No module named trainkit": "install trainkit for the interpreter there, or name another: cluster.python",
+    "cannot execute": "cluster.python names the interpreter there",
+    "No such file or directory": "cluster.python names the interpreter there, and cluster.workdir the folder",
+    "not found": "cluster.python names the interpreter there",
+}
+
+
+def addresses(plan: Plan, resolved: Resolved, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where ssh goes for each host. RecipeError where two are the same machine, MachineError where ssh is missing."""
+    assert plan.job is not None
+    words = bind_words(plan.job.submit, {})
+    found: list[ssh.Address] = []
+    for position, host in enumerate(plan.job.hosts):
+        try:
+            where = ask(ssh.address(words, host), environ)
+        except RefusedError as error:
+            raise RecipeError(resolved.error("cluster", f"ssh: {error}")) from error
+        if where in found:
+            what = f"{host} and {plan.job.hosts[found.index(where)]} are the same machine for ssh, {where.name}"
+            raise RecipeError(resolved.error(f"cluster.hosts.{position}", what, "name each machine once"))
+        found.append(where)
+    return tuple(each.name for each in found)
+
+
+def commands(plan: Plan) -> Iterator[str]:
+    """The script of a node, and the commands that would be run."""
+    assert plan.job is not None
+    yield f"{plan.job.content}".rstrip()
+    for number, host in enumerate(plan.job.hosts):
+        yield shlex.join((*bind_words(plan.job.submit, {}), "--", host)) + f" node.sh as node {number}"
+
+
+def asked(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
+    """What each host has. MachineError with every host that would not do."""
+    job = plan.job
+    assert job is not None
+    words = bind_words(job.submit, {})
+    python = plan.commands[0].wrapper[0].bind({})
+
+    def tried(host: str) -> str | Diagnostic:
+        try:
+            return ask(ssh.rehearsal(words, host, python), environ, SECONDS)
+        except RefusedError as error:
+            return why_not(host, str(error))
+        except MachineError as error:
+            return Diagnostic("error", f"{host}: {error}")
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [*zip(job.hosts, pool.map(tried, job.hosts), strict=True)]
+    if wrong := [each for _, each in found if isinstance(each, Diagnostic)]:
+        raise MachineError(wrong)
+    yield from (f"{host} has {each}" for host, each in found)
+
+
+def why_not(host: str, said: str) -> Diagnostic:
+    """Why a host cannot be used, and what to do. said: by ssh, or the shell there."""
+    hint = next((hint for words, hint in HINTS.items() if words in said), "try it by hand: ssh {host}")
+    return Diagnostic("error", f"{ssh.bare(host)}: {said}", hint=hint.format(host=host))
+
+
+MARK = b"\x1etrainkit-node "  # before the one line that is for the submitter, and not for people
+SILENT_SECONDS = 300.0  # without a beat, for a submitter whose machine is gone or asleep
+SEE_SECONDS = 10.0  # for the run directory to be seen: NFS shows new files late
+CHUNK = 1 << 16
+MOST = 1 << 24  # bytes of a line
+GONE = 128 + signal.SIGTERM
+
+
+def hold_input(layout: RunLayout) -> None:
+    """Say that this node is there, take the variables, and from then on obey what comes; ends where nothing comes.
+
+    Raises SystemExit when the submitter is gone, or this machine does not see the run directory.
+    """
+    orders = os.dup(0)  # which no child inherits
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    until = time.monotonic() + SEE_SECONDS
+    while not layout.plan.exists():
+        if time.monotonic() > until:
+            _tell({"refused": f"it does not see {layout.root}"})
+            raise SystemExit(4)
+        time.sleep(0.2)
+    if not os.access(layout.root, os.W_OK):
+        _tell({"refused": f"it may not write to {layout.root}"})
+        raise SystemExit(4)
+    _tell({"ready": True, "host": os.uname().nodename, "version": trainkit.__version__})
+    held_by = read_submission(layout.root)
+    come = Orders(orders)
+    lines = iter(come)
+    first = next(lines, None)
+    if first is None:
+        raise SystemExit(GONE)
+    values = parse_json(first).get("environ")
+    if not isinstance(values, dict):
+        raise MachineError("what holds this node is no trainkit submit")
+    os.environ.update({str(name): str(value) for name, value in values.items()})
+    host = held_by.host if held_by else "another machine"
+    threading.Thread(target=_obey, args=(lines, come, host), daemon=True).start()
+
+
+def _tell(what: dict[str, object]) -> None:
+    sys.stdout.buffer.write(MARK + json.dumps(what).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+class Orders:
+    """Lines as they come, to the end of the input, or of our patience. silent: whether it was patience that ended."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.silent = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            while selector.select(SILENT_SECONDS):
+                data = os.read(self._fd, CHUNK)
+                *lines, rest = (rest + data).split(b"\n")
+                yield from lines
+                if not data or len(rest) > MOST:
+                    return
+        self.silent = True
+
+
+def _obey(lines: Iterator[bytes], orders: Orders, host: str) -> None:
+    for line in lines:
+        number = parse_json(line).get("signal")
+        # One that only asks for a checkpoint would end what has not begun.
+        if isinstance(number, int) and (number not in PASSED_ON or signal.getsignal(number) != signal.SIG_DFL):
+            os.kill(os.getpid(), number)
+    held_by = f"trainkit on {host}, which held the run,"
+    silent = f"nothing was heard for {SILENT_SECONDS:.0f} s of {held_by} so that it ends"
+    end_self(silent if orders.silent else f"{held_by} is gone, or out of reach")
+
+
+class Node:
+    """One node by its ssh. lines: of it, not yet complete."""
+
+    def __init__(self, number: int, host: str, argv: Sequence[str]) -> None:
+        self.number, self.host, self._given = number, ssh.bare(host), host
+        # A session of its own: a Ctrl-C in the terminal is this process's alone, and ssh can ask nobody anything.
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+            start_new_session=True,
+        )  # fmt: skip
+        self.ready = False
+        self.refused = ""
+        self.said = b""  # before it was ready
+        self.rest: dict[str, bytes] = {"out": b"", "err": b""}
+        self._unsent = deque[bytes]()
+        self._writing = threading.Lock()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    @property
+    def name(self) -> str:
+        """As people are told of it."""
+        return f"node {self.number} ({self.host})"
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """An order; kept where ssh does not take it now. For any thread and for signal handlers, and never waits."""
+        self._unsent.append(json.dumps(message).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is kept, as far as it is taken. Where another is at it, that one sends it, or the next call."""
+        stream = self.process.stdin
+        assert stream is not None
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            while self._unsent and not stream.closed:
+                rest = self._unsent[0][os.write(stream.fileno(), self._unsent[0]) :]
+                if rest:
+                    self._unsent[0] = rest
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:  # ssh has ended, which the loop sees
+            self._unsent.clear()
+        finally:
+            self._writing.release()
+
+    def release(self) -> None:
+        """End its input, and by that the node."""
+        assert self.process.stdin is not None
+        with self._writing:
+            self.process.stdin.close()
+
+    def introduce(self, stream: str, data: bytes) -> bytes:
+        """What login shell and setup say, until the node says that it is there; the bytes behind that."""
+        if stream == "err":
+            self.said += data
+            return b""
+        self.rest["out"] += data
+        while b"\n" in self.rest["out"]:
+            line, _, self.rest["out"] = self.rest["out"].partition(b"\n")
+            if not line.startswith(MARK):
+                self.said += line + b"\n"
+                continue
+            known = parse_json(line.removeprefix(MARK))
+            self.refused = str(known.get("refused") or "")
+            if not self.refused and known.get("version") != trainkit.__version__:
+                self.refused = f"it has trainkit {known.get('version')}, and this machine {trainkit.__version__}"
+            self.ready = not self.refused
+            rest, self.rest["out"] = self.rest["out"], b""
+            return rest
+        return b""
+
+    @property
+    def why_not(self) -> Diagnostic:
+        """Why it has not come, and what to do."""
+        if self.refused:
+            hint = "the run directory is on a file system that all hosts share: output.root, cluster.workdir"
+            return Diagnostic("error", f"{self.host}: {self.refused}", hint=hint)
+        said = "; ".join(filter(None, (each.strip() for each in self.said.decode("utf-8", "replace").splitlines())))
+        return why_not(self._given, said or f"ssh ended with exit code {self.process.poll()}")
+
+    @property
+    def last_words(self) -> str:
+        """What ssh said last, without a line end."""
+        return self.rest["err"].decode("utf-8", "replace").strip()
+
+
+TURN_SECONDS = 0.2
+BEAT_SECONDS = 5.0
+READY_SECONDS = 120.0  # for ssh, the login shell, and the import of trainkit from a slow disk
+EARLY_SECONDS = 5.0  # for the others to end by themselves, when a node has ended before the run began
+LINGER_SECONDS = 20.0  # for the others, once node 0 has ended, which ends last
+LEAVE_SECONDS = 10.0  # for a node whose input has ended before it started anything
+UNREACHED = 255  # what ssh exits with where it has not reached the host, or has lost it (ssh(1))
+
+
+class Holder:
+    """A run and the ssh of each of its nodes."""
+
+    def __init__(
+        self, plan: Plan, layout: RunLayout, argv: Sequence[Sequence[str]], environ: Mapping[str, str]
+    ) -> None:
+        assert plan.job is not None
+        self._plan, self._layout = plan, layout
+        self._console = Terminal(environ)
+        self._selector = selectors.DefaultSelector()
+        self._values = {name: environ[name] for name in plan.environment.take}
+        self._stopped_by = 0
+        self._begun = False
+        self._deadline = float("inf")  # when all are let go
+        self._failed: Node | None = None  # the first that ended otherwise than well
+        self._ended: set[int] = set()
+        self._nodes: list[Node] = []
+        try:
+            for number, (host, words) in enumerate(zip(plan.job.hosts, argv, strict=True)):
+                self._nodes.append(Node(number, host, words))
+        except OSError as error:
+            self._leave()
+            what = f"ssh cannot be started: {(error.strerror or str(error)).lower()}"
+            raise MachineError(what, hint="apt-get install openssh-client") from error
+        for node in self._nodes:
+            self._selector.register(node.process.stdout, selectors.EVENT_READ, (node, "out"))  # type: ignore[arg-type]
+            self._selector.register(node.process.stderr, selectors.EVENT_READ, (node, "err"))  # type: ignore[arg-type]
+
+    def run(self) -> int:
+        """Start on all hosts or on none, and see the run through; its exit code. Raises MachineError for none."""
+        with handled((*STOP, *PASSED_ON), self._on_signal):
+            over = threading.Event()
+            try:
+                self._meet()
+                for node in self._nodes:
+                    node.send({"environ": self._values})
+                self._begun = True
+                threading.Thread(target=self._beat, args=(over,), daemon=True).start()
+                self._follow()
+            finally:
+                over.set()
+                self._leave()
+        return self._settle()
+
+    def _beat(self, over: threading.Event) -> None:
+        """Apart from the loop, which may be held up by a terminal that takes no output."""
+        while not over.wait(BEAT_SECONDS):
+            for node in self._nodes:
+                node.send({"beat": True})
+
+    def _on_signal(self, number: int, _frame: FrameType | None = None) -> None:
+        """Node 0 passes on what it is told, once the run has begun; before that each is told, and none is met."""
+        if number in PASSED_ON:
+            if self._begun:
+                self._nodes[0].send({"signal": number})
+            return
+        again, self._stopped_by = self._stopped_by, self._stopped_by or number
+        if not again:
+            self._console.abandon(LINGER_SECONDS)
+            self._deadline = time.monotonic() + self._plan.grace_seconds + PATIENCE
+        if self._begun and (not again or number == signal.SIGINT):
+            for node in self._nodes if not self._running() else self._nodes[:1]:
+                node.send({"signal": number})
+
+    def _running(self) -> bool:
+        return (status := read_status(self._layout)) is not None and status.state in ("running", "ended")
+
+    def _meet(self) -> None:
+        """Wait until each node has said that it is there and sees the run directory."""
+        until = time.monotonic() + READY_SECONDS
+        while not all(node.ready for node in self._nodes):
+            self._turn()
+            failed = [each for each in self._nodes if each.refused or self._is_over(each)]
+            if failed:
+                raise MachineError(node.why_not for node in failed)
+            if self._stopped_by:
+                raise MachineError(f"{signal_name(self._stopped_by)} came before the run began")
+            if time.monotonic() > until:
+                silent = listed([node.host for node in self._nodes if not node.ready])
+                raise MachineError(f"{silent}: no trainkit answered in {READY_SECONDS:.0f} s", hint="try ssh by hand")
+
+    def _follow(self) -> None:
+        """Show what they say, until all have ended, or have had the time to."""
+        while len(self._ended) < len(self._nodes):
+            self._turn()
+            now = time.monotonic()
+            for node in [each for each in self._nodes if each.number not in self._ended and self._is_over(each)]:
+                self._take_end(node, now)
+            if now > self._deadline:
+                return
+
+    def _take_end(self, node: Node, now: float) -> None:
+        """What follows from the end of a node: of 0 the end of all, of another one what node 0 makes of it."""
+        self._ended.add(node.number)
+        code = node.process.poll()
+        if code and self._failed is None:
+            self._failed = node
+        if code == UNREACHED and not (self._stopped_by or 0 in self._ended - {node.number}):
+            self._console.say(f"{node.name}: {node.last_words or 'the connection has ended'}")
+        if node.number == 0:
+            self._deadline = min(self._deadline, now + LINGER_SECONDS)
+            if code == UNREACHED:  # the others notice it by themselves
+                self._deadline = now + LOST_SECONDS + self._plan.grace_seconds + PATIENCE
+        elif code and self._deadline == float("inf"):
+            wait = LOST_SECONDS + self._plan.grace_seconds + PATIENCE if self._running() else EARLY_SECONDS
+            self._deadline = now + wait
+
+    def _is_over(self, node: Node) -> bool:
+        """Whether its ssh has ended, and all that it said is read."""
+        keys = self._selector.get_map()
+        open_ends = any(stream in keys for stream in (node.process.stdout, node.process.stderr))
+        return not open_ends and node.process.poll() is not None
+
+    def _turn(self) -> None:
+        events = self._selector.select(TURN_SECONDS)
+        for key, _ in events:
+            node, stream = key.data
+            data = os.read(key.fd, CHUNK)
+            if not data:
+                self._selector.unregister(key.fileobj)
+            self._show(node, stream, data)
+        if not self._selector.get_map():
+            time.sleep(TURN_SECONDS)
+        for node in self._nodes:
+            node.flush()
+
+    def _show(self, node: Node, stream: str, data: bytes) -> None:
+        if not node.ready:
+            data = node.introduce(stream, data)
+            if node.ready:
+                self._prefixed(node, node.said.split(b"\n"))
+        if node.number == 0 and node.ready:
+            self._console.program("out" if stream == "out" else "err", data)
+        elif data or node.rest[stream]:
+            *lines, node.rest[stream] = (node.rest[stream] + data).split(b"\n")
+            if not data:
+                lines, node.rest[stream] = [*lines, node.rest[stream]], b""
+            self._prefixed(node, lines)
+
+    def _prefixed(self, node: Node, lines: Sequence[bytes]) -> None:
+        for line in (each.decode("utf-8", "replace").rstrip("\r") for each in lines):
+            if line:
+                self._console.say(line if line.startswith(f"node {node.number} (") else f"{node.name}: {line}")
+
+    def _leave(self) -> None:
+        """Let go of every node, and wait a bounded time until its ssh has ended."""
+        for node in self._nodes:
+            node.release()
+        grace = self._plan.grace_seconds + PATIENCE if self._begun else 0
+        until = time.monotonic() + LEAVE_SECONDS + grace
+        for node in self._nodes:
+            while node.process.poll() is None and time.monotonic() < until:
+                self._turn()
+            if node.process.poll() is None:
+                node.process.kill()
+            node.process.wait()
+
+    def _settle(self) -> int:
+        """Write down how the run has ended, where node 0 could not; the exit code."""
+        until = time.monotonic() + EARLY_SECONDS
+        while (status := read_status(self._layout) or Status()).state != "ended":
+            if self._failed is None or self._failed.process.poll() == UNREACHED or time.monotonic() > until:
+                break
+            time.sleep(TURN_SECONDS)  # NFS shows what is new late
+        if status.state != "ended":
+            status = status._replace(**self._own_account(), state="ended", ended=time.time())
+        end = AttemptEnd(
+            status.exit_code or 0, status.failure or "", status.why or "", "cancel" if self._stopped_by else ""
+        )
+        update_status(self._layout, **{**status._asdict(), "outcome": decide(end, (), 1).outcome})
+        return end.exit_code
+
+    def _own_account(self) -> dict[str, Any]:
+        """How it has ended as far as this machine knows."""
+        failed = self._failed or self._nodes[0]
+        code = failed.process.poll() or 0
+        if self._stopped_by:
+            why = f"trainkit received {signal_name(self._stopped_by)}"
+            return {"exit_code": 128 + self._stopped_by, "failure": "signal", "why": why}
+        if code == UNREACHED:
+            why = f"{failed.name} was lost"
+            self._console.say(why)
+            return {"exit_code": KILLED, "failure": "node", "why": why}
+        return {"exit_code": code, "failure": "trainkit", "why": f"{failed.name} ended with exit code {code}"}
+
+
+def hold_run(
+    plan: Plan, recipe_yaml: str, command_shell: str, environ: Mapping[str, str], reached_at: Sequence[str]
+) -> int:
+    """Make the run directory, start the run on all hosts and see it through; its exit code.
+
+    reached_at: the hosts' addresses by ssh. Raises MachineError, and leaves nothing, where one cannot start.
+    """
+    job = plan.job
+    assert job is not None
+    require_taken(plan.environment, environ)
+    layout = create_run_dir(plan.output_root, plan.name)
+    try:
+        hold_submitter(layout)  # first: until node 0 begins nothing else says that the run goes on
+        write_plan(layout, plan, recipe_yaml, command_shell)
+        script = job.content.bind({Variable.RUN_DIR: shlex.quote(str(layout.root))})
+        publish(layout.root / job.file, script, mode=0o777)
+        write_json(layout.status, {"state": "starting", "run_id": layout.id, "attempt": 1})
+        words = bind_words(job.submit, {})
+        process = ProcessId.of(os.getpid())
+        write_submission(layout, Submission("ssh", str(os.getpid()), words, process=process))
+        holder = Holder(plan, layout, [*_commands(plan, words, script, reached_at)], environ)
+        return holder.run()
+    except MachineError:
+        shutil.rmtree(layout.root, ignore_errors=True)
+        raise
+
+
+def _commands(plan: Plan, words: Sequence[str], script: str, addresses: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    assert plan.job is not None
+    # Node 0 is met at its address; the others' names are for people.
+    hosts = ",".join((addresses[0], *map(ssh.bare, plan.job.hosts[1:])))
+    for number, host in enumerate(plan.job.hosts):
+        yield ssh.node_argv(words, host, script, (str(number), hosts, os.getcwd()))  # noqa: PTH109

@@ -1,0 +1,592 @@
+"""Who reads DeepSpeed's file, and what each program needs in it: a rule for each field and program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple
+
+from trainkit.launch_plan.context import Context
+from trainkit.optimizers import OPTIMIZERS, optimizer
+from trainkit.recipe.merge import value_at
+from trainkit.recipe.schema import GptModel
+from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, boolean, said, same, setting
+
+OPTIMIZER_KEYS = tuple(f"optimizer.{name}" for name in ("name", "lr", "weight_decay", "beta1", "beta2", "eps"))
+SCHEDULE_KEYS = tuple(f"schedule.{name}" for name in ("name", "warmup_steps", "min_lr_ratio"))
+
+Reader = Literal["builtin", "hf", "deepspeed", "accelerate"]  # kinds of programs
+
+
+class Rule(Enum):
+    """What becomes of a field in the file of one program. Where nothing else is said, an "auto" is filled."""
+
+    ALWAYS = "written; a user's file that says otherwise is an error"
+    KEPT = "written where the user's file is silent; what it says counts unless a layer of the recipe says otherwise"
+    TUNED = "written where the user's file is silent; what it says always counts, for it decides speed alone"
+    OURS = "as SAID beside a user's file; without one as ALWAYS"
+    COMPARED = "never written; a user's file that says otherwise is an error"
+    SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
+    FILLED = "as SAID, and the program replaces an auto by itself where no layer says it"
+    ASKED = "as FILLED beside a user's file; without one as SAID, and written as auto where no layer says it"
+    TOLD = "as AGREED beside a user's file; without one as ASKED"
+    STAYING = "as SAID, and an auto stays: the program replaces it by what it is told by itself"
+    AGREED = "never written, and an auto stays: the program is told by itself; a file that says otherwise is an error"
+    MADE = "as ALWAYS or KEPT where layers describe the schedule or optimizer for DeepSpeed to make, else as OWN"
+    OWN = "the user's file alone says it"
+    LEFT = "as OWN, and the program replaces an auto by itself"
+
+
+AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.TOLD, Rule.STAYING, Rule.AGREED, Rule.LEFT)
+# With which a setting of the recipe reaches the program.
+REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.OURS, Rule.SAID, Rule.MADE)
+
+
+class Rules(NamedTuple):
+    """The rule for each kind of program that reads the file."""
+
+    builtin: Rule
+    hf: Rule  # transformers, integrations/deepspeed.py: HfTrainerDeepSpeedConfig
+    deepspeed: Rule  # a script that calls deepspeed.initialize
+    accelerate: Rule  # accelerate, accelerator.py: _prepare_deepspeed
+
+
+EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
+# A rule may differ by program, for each fills and compares other keys of the same file by itself.
+# With Accelerator() the batch is that of the script's DataLoader.
+BATCH_RULES: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
+CLIPPING: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.ASKED)
+FORMAT: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.FILLED)
+# accelerate's own where there is no file (utils/dataclasses.py: set_mixed_precision)
+CASTING: Final = Rules(Rule.OWN, Rule.TUNED, Rule.OWN, Rule.TUNED)
+BUCKET: Final = Rules(Rule.OURS, Rule.FILLED, Rule.SAID, Rule.FILLED)
+OVERLAP: Final = Rules(Rule.OURS, Rule.SAID, Rule.SAID, Rule.SAID)
+OFFLOAD: Final = Rules(Rule.ALWAYS, Rule.SAID, Rule.SAID, Rule.SAID)
+GATHERING: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
+WIDTH: Final = Rules(Rule.TUNED, Rule.LEFT, Rule.OWN, Rule.LEFT)
+# What is set to suit the built-in trainer; another program has DeepSpeed's default.
+BUILTIN: Final = Rules(Rule.TUNED, Rule.OWN, Rule.OWN, Rule.OWN)
+REQUIRED: Final = Rules(Rule.ALWAYS, Rule.OWN, Rule.OWN, Rule.OWN)
+UNTESTED: Final = Rules(Rule.TUNED, Rule.OWN, Rule.SAID, Rule.OWN)
+ENGINE: Final = Rules(Rule.OWN, Rule.OWN, Rule.SAID, Rule.OWN)
+# The built-in trainer and a script on Accelerator() make optimizer and schedule themselves; Trainer takes what the file
+# describes in place of its own.
+TYPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
+ARGUMENT: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.LEFT)
+MOMENTS: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.OWN)
+MOMENTUM: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
+SWITCH: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
+UNUSED: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.OWN, Rule.OWN)
+LENGTH: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.MADE, Rule.LEFT)
+START: Final = Rules(Rule.COMPARED, Rule.LEFT, Rule.MADE, Rule.LEFT)
+SHAPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Field):
+    """A field of DeepSpeed's file.
+
+    rules: when it is written, for each program. stages: of ZeRO, at which DeepSpeed has it.
+    written: where it says no, the value is only compared with that of the user's file, or put in place of an "auto".
+    """
+
+    rules: Rules = EVERYWHERE
+    stages: tuple[int, ...] = (1, 2, 3)
+    written: Callable[[Context], bool] = lambda context: True
+
+
+def same_row(name: str, key: str, rules: Rules, **more: Any) -> Row:
+    """A field whose value is that of a setting."""
+    encode, decode = same(key)
+    return Row(name, (key,), encode, decode, rules=rules, **more)
+
+
+def rule_of(row: Row, reader: Reader, context: Context, *, whole: bool = False) -> Rule:
+    """The rule for a program. whole: for a file that says what the recipe's defaults mean too, as an export does."""
+    rule: Rule = getattr(row.rules, reader)
+    if whole and rule is Rule.SAID and row.rules.builtin in (Rule.ALWAYS, Rule.KEPT, Rule.OURS):
+        return Rule.KEPT if row.rules.builtin is Rule.OURS else row.rules.builtin
+    if rule is not Rule.MADE:
+        return rule
+    section = row.name.partition(".")[0]
+    if not is_made(context, section) or not row.written(context):
+        return Rule.OWN
+    return Rule.ALWAYS if section == "scheduler" else Rule.KEPT
+
+
+def is_made(context: Context, section: str) -> bool:
+    """Whether layers describe the section's object, for DeepSpeed to make; a constant rate needs no schedule."""
+    if section == "optimizer":
+        return said(context, *OPTIMIZER_KEYS)
+    return said(context, *SCHEDULE_KEYS) and context.recipe.schedule.name != "constant"
+
+
+ZERO = "zero_optimization"
+OFFLOADS = ("offload_optimizer", "offload_param")
+
+
+def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...]:
+    """Where a part lives, and its folder on a disk."""
+
+    def device(context: Context) -> Any:
+        return getattr(context.recipe.strategy, name, "none")
+
+    return (
+        Row(
+            f"{ZERO}.{name}.device",
+            (f"strategy.{name}",),
+            device,
+            same(f"strategy.{name}")[1],
+            default="none",
+            aliases=tuple(f"{ZERO}.{each}" for each in aliases),
+            rules=OFFLOAD,
+            stages=stages,
+            written=lambda context: device(context) != "none",
+        ),
+        Row(
+            f"{ZERO}.{name}.nvme_path",
+            ("strategy.nvme_path",),
+            lambda context: setting(context, "strategy.nvme_path") if _on_disk(context, name) else UNSET,
+            same("strategy.nvme_path")[1],
+            rules=OFFLOAD,
+            stages=stages,
+        ),
+    )
+
+
+def pinned(name: str, stages: tuple[int, ...]) -> Row:
+    """Whether what lives in main memory is page-locked there: without it each copy to or from a card is made twice."""
+
+    def encode(context: Context) -> Any:
+        offloaded = getattr(context.recipe.strategy, name, "none") == "cpu"
+        return True if offloaded and context.topology.device == "cuda" else UNSET
+
+    keys = (f"strategy.{name}", "devices.type")
+    return Row(f"{ZERO}.{name}.pin_memory", keys, encode, default=False, rules=BUILTIN, stages=stages)
+
+
+def _on_disk(context: Context, *parts: str) -> bool:
+    strategy = context.recipe.strategy
+    swapped = any(getattr(strategy, part, "") == "nvme" for part in parts)
+    return swapped and getattr(strategy, "nvme_path", None) is not None
+
+
+def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
+    """How swapping to a disk is done: what would otherwise leave most models in memory, or the disk idle."""
+
+    def encode(context: Context) -> Any:
+        return value if _on_disk(context, *parts) else UNSET
+
+    keys = tuple(f"strategy.{part}" for part in parts)
+    return Row(name, keys, encode, default=default, rules=BUILTIN)
+
+
+def _buffers(context: Context) -> int:
+    """For weights, gradients and two moments; a class of the user's own, or an argument, may ask for one more."""
+    chosen = context.recipe.optimizer
+    # zero/offload_config.py: as many as there are states for each parameter
+    return 5 if chosen.args or ":" in chosen.name else 4
+
+
+SWAPPING = (
+    Row(
+        f"{ZERO}.offload_optimizer.buffer_count",
+        ("optimizer.name",),
+        lambda context: _buffers(context) if _on_disk(context, "offload_optimizer") else UNSET,
+        default=4,
+        rules=BUILTIN,
+    ),
+    # Otherwise the first 10^9 parameters of a rank would stay in memory, which is all of most models.
+    _of_swapping(f"{ZERO}.offload_param.max_in_cpu", 0, 10**9, "offload_param"),
+    # What is in memory at a time; DeepSpeed's 10^9 would be, again, all of most models.
+    _of_swapping(f"{ZERO}.sub_group_size", 10**8, 10**9, *OFFLOADS),
+    # A drive that is read in parallel is fast only with many requests at once; the others are written out to be seen.
+    _of_swapping("aio.block_size", 2**20, 2**20, *OFFLOADS),
+    _of_swapping("aio.queue_depth", 32, 8, *OFFLOADS),
+    _of_swapping("aio.intra_op_parallelism", 1, 1, *OFFLOADS),
+    _of_swapping("aio.single_submit", False, False, *OFFLOADS),
+    _of_swapping("aio.overlap_events", True, True, *OFFLOADS),
+)
+
+
+TYPES: Mapping[str, str] = {
+    **{known.deepspeed: name for name, known in OPTIMIZERS.items() if known.deepspeed},
+    "Adam": "adamw_torch",  # which decouples weight decay too, unless adam_w_mode is false
+}
+SCHEDULERS: Mapping[str, str] = {
+    "cosine": "WarmupCosineLR",
+    "linear": "WarmupDecayLR",
+    "constant": "WarmupLR",
+    "constant_with_warmup": "WarmupLR",
+}
+
+
+def has_schedule(context: Context) -> bool:
+    """Whether DeepSpeed has this schedule: of a known length, and a line only down to 0."""
+    schedule = context.recipe.schedule
+    endless = schedule.name in ("linear", "cosine") and context.recipe.train.steps is None
+    return not endless and not (schedule.name == "linear" and schedule.min_lr_ratio)
+
+
+def _type(context: Context) -> str:
+    name = context.recipe.optimizer.name
+    return optimizer(name).deepspeed or ("AdamW" if "betas" in optimizer(name).arguments else name)
+
+
+def _class(names: Mapping[str, str], key: str) -> Callable[[Any], Settings | Unsupported]:
+    """A decoder of names of classes."""
+
+    def decode(value: Any) -> Settings | Unsupported:
+        known = isinstance(value, str) and value in names
+        return {key: names[value]} if known else Unsupported("", f"use {', '.join(names)}")
+
+    return decode
+
+
+def _argument(name: str, key: str, rules: Rules, kind: str = "", **default: float) -> Row:
+    """A number that the optimizer's class takes. kind: the only type that does; default: by type."""
+    encode, decode = same(f"optimizer.{key}")
+    return Row(
+        f"optimizer.params.{name}",
+        (f"optimizer.{key}",),
+        lambda context: encode(context) if kind in ("", _type(context)) else UNSET,
+        decode,
+        default,
+        rules=rules,
+    )
+
+
+def _betas(context: Context) -> Any:
+    chosen = context.recipe.optimizer
+    return [chosen.beta1, chosen.beta2] if _type(context) == "AdamW" else UNSET
+
+
+def _two_moments(value: Any) -> Settings | Unsupported:
+    if not isinstance(value, list) or len(value) != 2:
+        return Unsupported("two numbers are expected", "write [0.9, 0.999]")
+    return dict(zip(("optimizer.beta1", "optimizer.beta2"), value, strict=True))
+
+
+def _adam_switch(name: str, rules: Rules, default: bool) -> Row:
+    def of_adam(context: Context) -> Any:
+        return True if _type(context) == "AdamW" else UNSET
+
+    return Row(f"optimizer.params.{name}", ("optimizer.name",), of_adam, lambda value: {}, default, rules=rules)
+
+
+def _constant(name: str, value: Any, default: Any, rules: Rules, *schedules: str) -> Row:
+    """What all schedules of the recipe, or these, have in common."""
+    return Row(
+        f"scheduler.params.{name}",
+        ("schedule.name",),
+        lambda context: value if context.recipe.schedule.name in (schedules or SCHEDULERS) else UNSET,
+        lambda found: {} if found == value else Unsupported(f"the recipe's warm-up has {name} {value}"),
+        default,
+        rules=rules,
+    )
+
+
+OPTIMIZER = (
+    Row("optimizer.type", ("optimizer.name",), _type, _class(TYPES, "optimizer.name"), rules=TYPE),
+    # FusedAdam and DeepSpeedCPUAdam decay nothing by default; torch_adam makes it torch.optim.AdamW
+    _argument("lr", "lr", ARGUMENT, AdamW=1e-3, SGD=1e-3, torch=1e-3),
+    _argument("weight_decay", "weight_decay", ARGUMENT, AdamW=0.0, SGD=0.0, torch=0.01),
+    Row(
+        "optimizer.params.betas",
+        ("optimizer.beta1", "optimizer.beta2"),
+        _betas,
+        _two_moments,
+        {"AdamW": [0.9, 0.999], "torch": [0.9, 0.999]},
+        rules=MOMENTS,
+    ),
+    _argument("eps", "eps", MOMENTS, "AdamW", AdamW=1e-8, torch=1e-8),
+    _adam_switch("torch_adam", SWITCH, default=False),
+    _adam_switch("adam_w_mode", UNUSED, default=True),
+    _argument("momentum", "beta1", MOMENTUM, "SGD", SGD=0.0),
+)
+SCHEDULER = (
+    Row(
+        "scheduler.type",
+        ("schedule.name",),
+        lambda context: SCHEDULERS[context.recipe.schedule.name],
+        _class({kind: name for name, kind in SCHEDULERS.items()}, "schedule.name"),
+        rules=TYPE,
+    ),
+    # DeepSpeed warms up along a logarithm, the recipe along a line
+    _constant("warmup_type", "linear", "log", SHAPE),
+    same_row("scheduler.params.warmup_num_steps", "schedule.warmup_steps", LENGTH, default=1000),
+    same_row(
+        "scheduler.params.total_num_steps",
+        "train.steps",
+        LENGTH,
+        written=lambda context: context.recipe.schedule.name in ("linear", "cosine"),
+    ),
+    _constant("warmup_min_ratio", 0.0, 0.0, SHAPE, "cosine"),
+    Row(
+        "scheduler.params.cos_min_ratio",
+        ("schedule.min_lr_ratio",),
+        lambda context: context.recipe.schedule.min_lr_ratio if context.recipe.schedule.name == "cosine" else UNSET,
+        same("schedule.min_lr_ratio")[1],
+        1e-4,
+        rules=SHAPE,
+    ),
+    _constant("warmup_min_lr", 0.0, 0.0, START, "linear", "constant", "constant_with_warmup"),
+    same_row(
+        "scheduler.params.warmup_max_lr",
+        "optimizer.lr",
+        LENGTH,
+        # else DeepSpeed takes the optimizer's
+        written=lambda context: context.recipe.schedule.name != "cosine" and said(context, "optimizer.lr"),
+    ),
+)
+
+
+FILE = "deepspeed.json"  # in the run directory, and as an export
+# Whether scripts that ask accelerate's plugin build models of stage 3 in shards (DeepSpeedPlugin.__post_init__).
+ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
+AUTO = "auto"  # in files for transformers and accelerate: take it from the training settings
+STAGE = f"{ZERO}.stage"
+STAGES: Mapping[str, int] = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+KINDS: Mapping[int, str] = {stage: kind for kind, stage in STAGES.items()}
+SILENT = 10**6  # steps: files say such numbers where DeepSpeed is to print nothing
+
+
+def elements(mebibytes: float, dtype: str) -> int:
+    """The size of a bucket as DeepSpeed counts it, for values in this format."""
+    return int(mebibytes * 2**20) // (4 if dtype == "fp32" else 2)
+
+
+def mebibytes(elements: float, dtype: str) -> float:
+    """The size of a bucket as a recipe counts it."""
+    return elements * (4 if dtype == "fp32" else 2) / 2**20
+
+
+def _switch(name: str, key: str, rules: Rules, **more: Any) -> Row:
+    """A field that is true or false; other values, as "auto", are left where they are."""
+    return replace(same_row(name, key, rules, **more), decode=boolean(key))
+
+
+def _format(dtype: str, *aliases: str) -> Row:
+    def is_chosen(context: Context) -> bool:
+        return context.dtype == dtype
+
+    decode = boolean("precision.dtype", dtype, UNSET)
+    columns: dict[str, Any] = {"default": False, "aliases": aliases, "rules": FORMAT, "written": is_chosen}
+    return Row(f"{dtype}.enabled", ("precision.dtype",), is_chosen, decode, **columns)
+
+
+def kind_of(value: Any) -> Settings | Unsupported:
+    """The strategy of a stage of ZeRO."""
+    if type(value) is not int or value not in KINDS:
+        return Unsupported("", "write 0, 1, 2 or 3")
+    return {"strategy.kind": KINDS[value]}
+
+
+def _has_file(context: Context) -> bool:
+    return "strategy.config" in context.resolved.attachments
+
+
+def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
+    """The decoder needs the number format: see `mebibytes`."""
+    return Row(
+        f"{ZERO}.{name}",
+        ("strategy.bucket_mb",),
+        lambda context: (
+            elements(setting(context, "strategy.bucket_mb"), context.dtype)
+            if STAGES[context.recipe.strategy.kind]
+            else UNSET
+        ),
+        default=500_000_000,
+        rules=rules,
+        stages=stages,
+        written=lambda context: STAGES[context.recipe.strategy.kind] in stages,
+    )
+
+
+def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
+    """What transformers puts in place of an "auto" at stage 3 (integrations/deepspeed.py)."""
+
+    def of_model(context: Context) -> Any:
+        model = context.recipe.model  # the width of others is in a configuration that no plan reads
+        return encode(model.hidden_size) if isinstance(model, GptModel) else UNSET
+
+    keys = ("model.hidden_size",)
+    return Row(f"{ZERO}.{name}", keys, of_model, default=default, rules=WIDTH, written=lambda context: False)
+
+
+def _steps(value: Any) -> Settings:
+    # JSON has no infinity; Python writes and reads it as a bare word, other tools as a text.
+    silent = value in ("inf", "Infinity") or (isinstance(value, int | float) and value >= SILENT)
+    return {} if silent else _whole("logging.every_steps")(value)
+
+
+def _whole(key: str) -> Callable[[Any], Settings]:
+    """The decoder of a number of things, which a file may write as 1e5."""
+    return lambda value: {key: int(value) if isinstance(value, float) and value.is_integer() else value}
+
+
+def _side(name: str) -> Callable[[Context], Any]:
+    """A side of the batch; one that nobody gave is the script's own."""
+
+    def encode(context: Context) -> Any:
+        size = getattr(context.batch, "global_" if name == "global" else name)
+        return UNSET if size is None else size
+
+    return encode
+
+
+BATCH = tuple(
+    Row(name, (f"batch.{side}",), _side(side), _whole(f"batch.{side}"), default, rules=BATCH_RULES)
+    for name, side, default in (
+        ("train_batch_size", "global", UNSET),
+        ("train_micro_batch_size_per_gpu", "micro", UNSET),
+        # Trainer and Accelerator() take 1 (accelerate, utils/dataclasses.py), DeepSpeed what follows from the others.
+        ("gradient_accumulation_steps", "accumulation", 1),
+    )
+)
+FORMATS = (_format("bf16", "bfloat16.enabled"), _format("fp16"))
+BUCKETS = (
+    _bucket("reduce_bucket_size", BUCKET, (1, 2, 3)),
+    _bucket("allgather_bucket_size", OVERLAP, (1, 2)),
+)
+_ZERO = (
+    Row(
+        STAGE,
+        ("strategy.kind",),
+        lambda context: STAGES[context.recipe.strategy.kind],
+        kind_of,
+        default=0,
+        stages=(0, 1, 2, 3),
+        # a file that says nothing of ZeRO has DeepSpeed's default
+        written=lambda context: context.recipe.strategy.kind != "zero0" or not _has_file(context),
+    ),
+    *BUCKETS,
+    # DeepSpeed's default is true at stage 3
+    _switch(f"{ZERO}.overlap_comm", "strategy.overlap_comm", OVERLAP, default=None),
+    *offload("offload_optimizer", (1, 2, 3), "cpu_offload"),
+    pinned("offload_optimizer", (1, 2, 3)),
+    # The optimizer stays the one that the recipe names; DeepSpeed's own is not forced on it.
+    Row(
+        "zero_force_ds_cpu_optimizer",
+        ("optimizer.name", "strategy.offload_optimizer"),
+        lambda context: False if setting(context, "strategy.offload_optimizer") not in ("none", UNSET) else UNSET,
+        default=True,
+        rules=REQUIRED,
+    ),
+    *offload("offload_param", (3,), "cpu_offload_param", "cpu_offload_params"),
+    pinned("offload_param", (3,)),
+    _switch(
+        f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
+        "strategy.gather_16bit",
+        GATHERING,
+        default=False,
+        stages=(3,),
+        written=lambda context: setting(context, "strategy.gather_16bit") is True,
+    ),
+)
+# In the order in which a file is written.
+FIELDS: tuple[Row, ...] = (
+    *BATCH,
+    # 0 before DeepSpeed 0.19.3
+    same_row("gradient_clipping", "train.max_grad_norm", CLIPPING, default=1.0),
+    *FORMATS,
+    Row(
+        "fp16.auto_cast",
+        encode=lambda context: context.dtype == "fp16" or UNSET,
+        default=False,
+        rules=CASTING,
+        written=lambda context: not _has_file(context),
+    ),
+    # Micro steps add up in fp32 under every strategy of the built-in trainer.
+    Row(
+        "data_types.grad_accum_dtype",
+        ("precision.dtype",),
+        lambda context: "fp32",
+        default=None,
+        rules=BUILTIN,
+        written=lambda context: context.dtype != "fp32",
+    ),
+    *_ZERO,
+    *SWAPPING,
+    _of_width("stage3_prefetch_bucket_size", lambda width: int(0.9 * width * width), 50_000_000),
+    _of_width("stage3_param_persistence_threshold", lambda width: 10 * width, 100_000),
+    # DeepSpeed's list has torch's AdamW only.
+    Row(
+        "zero_allow_untested_optimizer",
+        ("optimizer.name",),
+        lambda context: True,
+        default=False,
+        rules=UNTESTED,
+        written=lambda context: not context.recipe.optimizer.name.startswith("adamw_torch"),
+    ),
+    *OPTIMIZER,
+    Row(
+        "steps_per_print",
+        ("logging.every_steps",),
+        lambda context: context.recipe.logging.every_steps,
+        _steps,
+        rules=ENGINE,
+    ),
+    *SCHEDULER,
+    # Elsewhere the trainer writes the metrics.
+    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, rules=BUILTIN),
+    # It waits for the device twice in each micro step (deepspeed/utils/timer.py: ThroughputTimer).
+    Row("timers.throughput.enabled", (), lambda context: False, default=True, rules=BUILTIN),
+)
+ROWS: Mapping[str, Row] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
+# Names of DeepSpeed's first versions, which it refuses beside today's -> what to write.
+OUTDATED: Mapping[str, str] = {
+    **{old.removesuffix(".enabled"): row.name.removesuffix(".enabled") for row in FIELDS for old in row.aliases},
+    f"{ZERO}.cpu_offload_use_pin_memory": "pin_memory in the section of what is offloaded",
+}
+# Beside the new name, which accelerate adds to every file, DeepSpeed reads no old one (precision_config.py).
+NEW_NAMES_ONLY: Mapping[str, str] = {"bfloat16": "bf16"}
+# Settings that reach a script on DeepSpeed's own engine.
+CARRIED: frozenset[str] = frozenset(
+    key for row in FIELDS if row.rules.deepspeed in REACHES for key in row.keys if not key.startswith("strategy.")
+)
+# Settings of a strategy that the file carries, apart from its kind.
+STRATEGY_KEYS = tuple(dict.fromkeys(key for row in FIELDS for key in row.keys if key.startswith("strategy.")))[1:]
+
+
+def faults(tree: Any) -> Iterator[tuple[str, str, str]]:
+    """Key by key, what a recipe has no setting for: what is wrong, and what to write."""
+    swapped = [f"{ZERO}.{name}.nvme_path" for name in OFFLOADS if value_at(tree, f"{ZERO}.{name}.device") == "nvme"]
+    if len({str(path) for key in swapped if (path := value_at(tree, key)) is not None}) > 1:
+        what = "optimizer state and parameters are swapped to different folders"
+        yield swapped[0], what, "write one path; each run swaps to folders of its own below it"
+
+
+def formats(tree: Any) -> tuple[str, ...]:
+    """The 16-bit formats that the file enables."""
+    rows = {row.name.partition(".")[0]: (row.name, *row.aliases) for row in FORMATS}
+    return tuple(name for name, keys in rows.items() if any(value_at(tree, key) is True for key in keys))
+
+
+def leaves_open(tree: Any) -> bool:
+    """Whether the number format is taken from the program's own settings: an auto, or nothing that says it."""
+    said = [value_at(tree, name) for row in FORMATS for name in (row.name, *row.aliases)]
+    return AUTO in said or all(each is None for each in said)
+
+
+def data_parallel_ranks(tree: Any, ranks: int) -> int:
+    """How many ranks have data of their own: those of a sequence share theirs (deepspeed/runtime/config.py)."""
+    size = value_at(tree, "sequence_parallel_size")
+    return max(ranks // size, 1) if type(size) is int and size > 0 else ranks
+
+
+def sharding(tree: Any, stage: int) -> Iterator[tuple[str, str, Any]]:
+    """What the file says and a strategy of this stage has a setting for, apart from sizes: setting, key and value."""
+    seen = {"strategy.kind"}  # of two folders for one setting, the second is a disagreement with the file
+    for row in FIELDS:
+        section, _, last = row.name.rpartition(".")
+        unused = last == "nvme_path" and value_at(tree, f"{section}.device") != "nvme"
+        value = value_at(tree, row.name)
+        if value is None or unused or stage not in row.stages or not section.startswith(ZERO):
+            continue
+        found = row.decode(value)
+        if isinstance(found, Unsupported) or seen >= found.keys():
+            continue
+        seen |= found.keys()
+        yield from ((name, row.name, each) for name, each in found.items())

@@ -1,0 +1,181 @@
+"""Optimizers: the libraries' own, over one group that decays and one that does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainkit.errors import TrainingError
+from trainkit.optimizers import optimizer
+from trainkit.recipe.schema import Optimizer, Schedule
+from trainkit.recipe.schema import Optimizer as OptimizerSettings
+from trainkit.trainer.parallel import STRATEGIES
+from trainkit.trainer.settings import Settings
+from trainkit.trainer.user_code import imported
+
+Groups = list[dict[str, Any]]
+IMPLEMENTATIONS = {"fused", "foreach", "triton"}  # arguments of which one excludes the others
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
+    """Matrices decay; biases, norms and other one-dimensional parameters do not."""
+    # Gains of norms would decay towards 0, which changes their scale and regularises nothing.
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    decayed = [parameter for parameter in trainable if parameter.dim() >= 2]
+    others = [parameter for parameter in trainable if parameter.dim() < 2]
+    groups: Groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
+    groups = parameter_groups(model.parameters(), settings.weight_decay)
+    make, arguments = optimizer_class(settings)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    devices = {parameter.device.type for parameter in parameters}
+    if len(devices) == 1 and not IMPLEMENTATIONS & settings.args.keys():
+        arguments |= optimizer(settings.name).fixed_on.get(devices.pop(), {})  # of offloaded shards the CPU's
+        if any(isinstance(parameter, DTensor) for parameter in parameters):
+            arguments |= optimizer(settings.name).fixed_sharded
+    if optimizer(settings.name).embeddings_in_32_bit:
+        # Rarely hit and unevenly, so that 8-bit state is unstable for them (bitsandbytes' documentation).
+        for module in [each for each in model.modules() if isinstance(each, nn.Embedding)]:
+            _bitsandbytes_manager().register_module_override(module, "weight", {"optim_bits": 32})
+    try:
+        made: torch.optim.Optimizer = make(groups, lr=settings.lr, **arguments, **settings.args)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"optimizer {settings.name} does not take what the recipe gives it: {error}"
+        raise TrainingError(message, hint="see optimizer.args") from error
+    return made
+
+
+def optimizer_class(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What makes the optimizer, and the arguments that the recipe's own settings are to it."""
+    known = optimizer(settings.name)
+    arguments: dict[str, Any] = {
+        name: tuple(getattr(settings, each) for each in keys) if isinstance(keys, tuple) else getattr(settings, keys)
+        for name, keys in known.arguments.items()
+    }
+    return imported(known.path, "optimizer.name"), arguments | dict(known.fixed)
+
+
+def forget_embeddings() -> None:
+    """Let go of the models whose embeddings are kept in 32-bit: bitsandbytes would hold them for good."""
+    _bitsandbytes_manager().initialize()
+
+
+def _bitsandbytes_manager() -> Any:
+    return imported("bitsandbytes.optim:GlobalOptimManager", "optimizer.name").get_instance()  # type: ignore[attr-defined]
+
+
+Shape = Callable[[float], float]  # share of the decay phase gone, 0 to 1 -> share of the way from minimum to peak
+
+SHAPES: Mapping[str, Shape] = {
+    "cosine": lambda gone: 0.5 * (1.0 + math.cos(math.pi * gone)),
+    "linear": lambda gone: 1.0 - gone,
+    "constant": lambda gone: 1.0,
+    "constant_with_warmup": lambda gone: 1.0,
+}
+
+
+def learning_rate(optimizer: Optimizer, schedule: Schedule, steps: int) -> Callable[[int], float]:
+    """The learning rate for each step, counted from 0; it reaches peak x `min_lr_ratio` at the last one."""
+    warmup = 0 if schedule.name == "constant" else schedule.warmup_steps
+    peak, lowest, shape = optimizer.lr, optimizer.lr * schedule.min_lr_ratio, SHAPES[schedule.name]
+    decay_steps = max(1, steps - 1 - warmup)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * (step + 1) / (warmup + 1)  # never 0, so that no step is wasted
+        return lowest + (peak - lowest) * shape(min(1.0, (step - warmup) / decay_steps))
+
+    return rate
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scale the gradients in place, so that their norm is at most `max_norm`; without one they stay as they are.
+
+    Returns the norm before (Pascanu et al. 2013, algorithm 1). Loss scaling must be undone before.
+    """
+    # Also where nothing is to be clipped: the metrics line shows the norm, and a run whose gradients are not finite
+    # ends by it.
+    if max_norm:
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    else:  # the gradients are read and not written
+        norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    # Of sharded gradients (FSDP2) each rank has a share of the sum of squares; this is where the ranks add them up.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractContextManager[object]:
+    """Context of one forward pass: fp32 weights stay, matrix products run in `dtype`."""
+    recipe = settings.recipe
+    # A strategy that casts (FSDP, ZeRO) has 16-bit weights inside, so that autocast would only cast once more.
+    if dtype == "fp32" or STRATEGIES[recipe.strategy.kind].casts or recipe.precision.weights != "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[dtype])
+
+
+@contextmanager
+def casts_kept() -> Iterator[None]:
+    """Inside, autocast keeps the 16-bit copies of the weights from one forward pass to the next.
+
+    For passes between which the weights stay as they are: the micro steps of one step.
+    """
+    # torch forgets them when the outermost autocast ends, and this is around it. It is none itself, for backward, which
+    # is inside, computes in the formats of forward by itself (torch.amp: no autocast around backward).
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
+def check_precision(settings: Settings) -> None:
+    """TrainingError for what planning refuses, should a settings file come from elsewhere."""
+    kind = settings.recipe.strategy.kind
+    if kind.startswith("zero") and settings.dtype == "fp16" and settings.device == "cpu":
+        raise TrainingError(f"{kind} cannot train fp16 on a CPU")
+    if STRATEGIES[kind].casts and settings.eval_dtype != settings.dtype:
+        raise TrainingError(f"{kind} cannot evaluate in {settings.eval_dtype} what it trains in {settings.dtype}")
+    if settings.recipe.precision.weights == "bf16" and (settings.dtype != "bf16" or kind.startswith("zero")):
+        raise TrainingError(f"{kind} cannot keep bf16 weights and train in {settings.dtype}")
+
+
+class SkippedSteps:
+    """Watches how many updates fp16 loss scaling skips: some at the start are usual, one after another are the end."""
+
+    PATIENCE = 24  # the scale starts at 2**16 and each skip halves it: by then it is below what any sound loss needs
+
+    def __init__(self) -> None:
+        self._step = self._total = self._in_a_row = 0
+
+    def note(self, step: int, total: int) -> None:
+        """Take the skips up to a step. TrainingError when all of the latest steps were skipped."""
+        fresh, steps = total - self._total, step - self._step
+        self._in_a_row = self._in_a_row + fresh if fresh == steps else 0
+        self._step, self._total = step, total
+        if self._in_a_row >= self.PATIENCE:
+            raise TrainingError(
+                f"fp16 has skipped the {self._in_a_row} steps up to step {step}: loss or gradients are not finite "
+                "at any scale",
+                hint="set precision to bf16, which has the range of fp32, or to fp32",
+            )
+
+
+def set_tf32(enabled: bool | None) -> None:
+    """TensorFloat-32 for matrix products and convolutions on CUDA; None leaves PyTorch's defaults."""
+    # By default convolutions use it and matrix products do not (torch 1.12 and later).
+    if enabled is not None:
+        torch.backends.cuda.matmul.allow_tf32 = enabled
+        torch.backends.cudnn.allow_tf32 = enabled
