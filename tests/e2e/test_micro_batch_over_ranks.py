@@ -20,13 +20,13 @@ HEAVY: dict[str, Any] = {
 # Rank 1 may take less than it has, and so little besides that it is the one which decides.
 TIGHT_ON_RANK_1 = """
 import os, sys
-from trainkit.trainer import auto_batch, loop, setup, trial_steps
+from trainkit.trainer import auto_batch, loop, setup
 from trainkit.trainer.metrics.memory_breakdown import resident
 if os.environ["RANK"] == "1":
     honest = auto_batch.memory_limit
     def tight(device, asked_mib):
         found = honest(device, asked_mib)
-        return trial_steps.MemoryLimit(resident() + 80 * 2**20, found.available)
+        return auto_batch.MemoryLimit(resident() + 80 * 2**20, found.available)
     auto_batch.memory_limit = tight
 from trainkit.trainer.__main__ import main
 sys.exit(main(sys.argv[1:]))

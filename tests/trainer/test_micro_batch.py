@@ -253,7 +253,7 @@ import json, resource, sys
 from dataclasses import asdict
 from pathlib import Path
 import torch
-from trainkit.trainer import auto_batch, loop, setup, trial_steps
+from trainkit.trainer import auto_batch, loop, setup
 from trainkit.trainer.metrics.memory_breakdown import status_bytes
 from trainkit.trainer.settings import World, read_settings
 limit = status_bytes("VmData")["VmData"] + int(sys.argv[1]) * 2**20
@@ -261,7 +261,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 """
 # One rank that does not know of the bound, and meets it.
 UNAWARE = """
-auto_batch.memory_limit = lambda device, asked: trial_steps.MemoryLimit(2**60, 2**60)
+auto_batch.memory_limit = lambda device, asked: auto_batch.MemoryLimit(2**60, 2**60)
 found = setup.assemble(read_settings(Path(sys.argv[3])), World(), torch.device("cpu")).found
 print(json.dumps(asdict(found)))
 """
