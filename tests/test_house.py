@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 PURE = (
     "trainkit.decode",
     "trainkit.errors",
+    "trainkit.rule",
     "trainkit.text",
     "trainkit.optimizers",
     "trainkit.architectures",

@@ -21,7 +21,8 @@ class ExitCode(IntEnum):
     MACHINE = 4
 
 
-Severity = Literal["error", "warning", "note"]
+# A blocker is an error of this machine alone: the plan is sound, and `run` ends with exit code 4.
+Severity = Literal["error", "blocker", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,21 @@ class Diagnostic:
     origin: Origin | None = None
     why: str = ""
     hint: str = ""
+
+
+def blocker(what: str, hint: str = "", key: str = "") -> Diagnostic:
+    """Why this machine cannot run a plan that is sound."""
+    return Diagnostic("blocker", what, key, hint=hint)
+
+
+def warning(what: str, hint: str = "", key: str = "") -> Diagnostic:
+    """What is probably not meant."""
+    return Diagnostic("warning", what, key, hint=hint)
+
+
+def note(what: str, hint: str = "", key: str = "") -> Diagnostic:
+    """What is good to know."""
+    return Diagnostic("note", what, key, hint=hint)
 
 
 class TrainkitError(Exception):

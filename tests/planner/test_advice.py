@@ -10,8 +10,8 @@ import pytest
 from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.planner.notices import SOURCE
 from trainkit.recipe.resolved import Resolved
+from trainkit.tools.builtin.tensor_cores import SOURCE
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]

@@ -12,12 +12,22 @@ import pytest
 from tests.made_up_plans import PACKAGES
 from trainkit.architectures import LOOKING_AHEAD, TASKS_OF
 from trainkit.errors import Diagnostic, RecipeError
+from trainkit.launch_plan.context import Asked
 from trainkit.machine.facts import Facts
-from trainkit.planner.architectures import architecture_problems
 from trainkit.planner.build import build_plan
+from trainkit.planner.rules import input_rules
 from trainkit.recipe.resolved import Resolved
+from trainkit.rule import check
+from trainkit.tools.builtin import architectures
 
 Solve = Callable[..., Resolved]
+
+
+def architecture_problems(resolved: Resolved, version: str | None) -> list[Diagnostic]:
+    packages = {"transformers": version} if version else {}
+    return list(architectures.architecture_problems(Asked(resolved, packages)))
+
+
 HEAD = "version: 1\ntrain: {steps: 1}\ndata: {kind: random}\n"
 
 
@@ -98,7 +108,7 @@ def test_what_may_be_trained_or_is_not_known_is_not_refused(
     settings: dict[str, Any] | str, task: str, solve: Solve, machine: Callable[..., Facts]
 ) -> None:
     resolved = of_folder(solve, settings, task)
-    assert list(architecture_problems(resolved, "5.23.0")) == []
+    assert architecture_problems(resolved, "5.23.0") == []
     build_plan(resolved, machine(0))
 
 
@@ -126,7 +136,7 @@ def test_what_transformers_would_refuse_after_seconds_is_refused_in_the_plan(
 @pytest.mark.parametrize("version", ["4.57.6", "5.24.0", None])
 def test_what_another_release_may_know_is_not_refused(version: str | None, solve: Solve) -> None:
     for settings in ({"model_type": "a-model-of-tomorrow"}, {"hidden_size": 8}, OWN_CODE):
-        assert list(architecture_problems(of_folder(solve, settings, "causal_lm"), version)) == []
+        assert architecture_problems(of_folder(solve, settings, "causal_lm"), version) == []
 
 
 def test_a_folder_without_a_model_says_what_it_holds(solve: Solve) -> None:
@@ -138,7 +148,7 @@ def test_a_folder_without_a_model_says_what_it_holds(solve: Solve) -> None:
     (found,) = architecture_problems(solve(files), None)
     assert found.what == "model.path: /models/it holds adapters, and no model"
     assert found.hint == ("set model.path to the model that they belong to (ada/base), and peft.path to this folder")
-    assert list(architecture_problems(solve({"r.yaml": recipe}), "5.23.0")) == [], "another machine may have it"
+    assert architecture_problems(solve({"r.yaml": recipe}), "5.23.0") == [], "another machine may have it"
 
 
 def test_a_name_that_transformers_does_not_have_is_refused(solve: Solve) -> None:
@@ -166,8 +176,8 @@ def test_a_mixture_of_experts_is_not_quantised(settings: dict[str, Any], refuses
     found = list(architecture_problems(resolved, "5.23.0"))
     assert [each.key for each in found] == ["model.quantize"] * refuses
     assert all("in one tensor" in each.why for each in found)
-    assert list(architecture_problems(resolved, "5.22.0")) == [], "whose experts nobody has looked at"
-    assert list(architecture_problems(of_folder(solve, settings, task), "5.23.0")) == []
+    assert architecture_problems(resolved, "5.22.0") == [], "whose experts nobody has looked at"
+    assert architecture_problems(of_folder(solve, settings, task), "5.23.0") == []
 
 
 @pytest.mark.parametrize(
@@ -259,7 +269,7 @@ def test_a_trained_t5_in_float16_is_warned_of(
 
 def test_settings_of_the_recipe_count_above_those_of_the_folder(solve: Solve) -> None:
     decoder = of_folder(solve, {"model_type": "bert"}, "causal_lm", "  config: {is_decoder: true}\n")
-    assert list(architecture_problems(decoder, None)) == []
+    assert architecture_problems(decoder, None) == []
     encoder = of_folder(
         solve, {"model_type": "bert", "is_decoder": True}, "causal_lm", "  config: {is_decoder: false}\n"
     )
@@ -267,9 +277,9 @@ def test_settings_of_the_recipe_count_above_those_of_the_folder(solve: Solve) ->
 
 
 def test_a_program_of_the_users_own_decides_by_itself(layered: Callable[..., Resolved]) -> None:
-    program = {"kind": "torch", "script": "a.py"}
+    program = {"kind": "torch", "script": "a.py", "reads_recipe": True}
     resolved = layered({"model": {"kind": "hf", "architecture": "t5"}, "program": program})
-    assert list(architecture_problems(resolved, None)) == []
+    assert check(input_rules("torch"), Asked(resolved, {})) == []
 
 
 def test_what_looks_ahead_is_in_the_table_of_causal_models() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from trainkit.planner.rules import chat_problems
+from trainkit.launch_plan.context import Asked
 from trainkit.recipe.resolved import Resolved
+from trainkit.tools.builtin.rules import chats_need_a_template
 
 Solve = Callable[..., Resolved]
 RECIPE = """version: 1
@@ -39,12 +40,12 @@ TOLD = "data.messages_field: the tokenizer /words has no chat template"
 )
 def test_a_tokenizer_without_a_template_is_refused(files: dict[str, str], refuses: bool, solve: Solve) -> None:
     folder = {"/words": "", **{f"/words/{name}": text for name, text in files.items()}}
-    found = list(chat_problems(solve({"r.yaml": RECIPE, **folder})))
+    found = list(chats_need_a_template(Asked(solve({"r.yaml": RECIPE, **folder}), {})))
     assert [each.what for each in found] == [TOLD] * refuses
     assert all(each.origin is not None and each.origin.line == 6 for each in found)
     plain = RECIPE.replace("messages_field: messages", "field: text")
-    assert list(chat_problems(solve({"r.yaml": plain, **folder}))) == []
+    assert list(chats_need_a_template(Asked(solve({"r.yaml": plain, **folder}), {}))) == []
 
 
 def test_a_tokenizer_that_is_not_on_this_disk_is_not_judged(solve: Solve) -> None:
-    assert list(chat_problems(solve({"r.yaml": RECIPE}))) == []
+    assert list(chats_need_a_template(Asked(solve({"r.yaml": RECIPE}), {}))) == []

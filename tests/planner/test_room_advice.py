@@ -11,8 +11,8 @@ import pytest
 from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.planner.memory import largest
 from trainkit.recipe.resolved import Resolved
+from trainkit.tools.builtin.memory import largest
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from trainkit.planner.rules import adapter_problems
+from trainkit.launch_plan.context import Asked
 from trainkit.recipe.resolved import Resolved
+from trainkit.tools.builtin.rules import adapters_are_those_of_the_recipe
 
 Solve = Callable[..., Resolved]
 RECIPE = """version: 1
@@ -40,7 +41,7 @@ SAVED = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "use
 )
 def test_adapters_that_do_not_fit_are_refused(files: dict[str, str], told: str, solve: Solve) -> None:
     folder = {"/mine": "", **{f"/mine/{name}": text for name, text in files.items()}}
-    found = list(adapter_problems(solve({"r.yaml": RECIPE, **folder})))
+    found = list(adapters_are_those_of_the_recipe(Asked(solve({"r.yaml": RECIPE, **folder}), {})))
     assert len(found) == bool(told)
     for each in found:
         assert each.what.startswith(f"peft.path: {told}")
@@ -49,4 +50,4 @@ def test_adapters_that_do_not_fit_are_refused(files: dict[str, str], told: str, 
 
 
 def test_adapters_that_are_not_on_this_disk_are_not_judged(solve: Solve) -> None:
-    assert list(adapter_problems(solve({"r.yaml": RECIPE}))) == []
+    assert list(adapters_are_those_of_the_recipe(Asked(solve({"r.yaml": RECIPE}), {}))) == []

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.launch_plan.context import Context, Dtype
+from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import BatchArithmetic, NodeGroup, Resume, Topology
+from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts
 from trainkit.recipe.resolved import Attachment, Entry, Resolved
 from trainkit.recipe.schema import Recipe

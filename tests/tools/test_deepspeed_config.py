@@ -9,7 +9,7 @@ import pytest
 from tests.convert.reading import imported, settings
 from tests.tools.deepspeed_contexts import HERE, base_of, context_of
 from trainkit.errors import Origin, RecipeError
-from trainkit.launch_plan.context import Dtype
+from trainkit.machine.capability import Dtype
 from trainkit.recipe.resolved import Attachment
 from trainkit.tools.deepspeed.config import Sources, Tree, deepspeed_config
 from trainkit.tools.deepspeed.fields import Reader

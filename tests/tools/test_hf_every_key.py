@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from trainkit.errors import RecipeError
 from trainkit.launch_plan.model import plan_to_json
-from trainkit.launch_plan.support import way
+from trainkit.launch_plan.rules import way
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.fields import Setting, members, schema
 from trainkit.recipe.validate import choices
 from trainkit.tools.hf.fields import FIELDS
-from trainkit.tools.hf.support import REACH
+from trainkit.tools.hf.support import SUPPORT
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
@@ -144,7 +144,7 @@ def test_a_key_that_is_set_has_an_effect_or_is_an_error(layered: Layered, machin
     try:
         resolved = layered(BASE, kind, beside, wish)
     except ValidationError:  # this key needs another value or company (above), unless it is refused in any case
-        refused = way(REACH, setting.key)
+        refused = way(SUPPORT, setting.key)
         assert refused is None or not refused.by
         return
     try:

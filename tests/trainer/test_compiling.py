@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.planner.compile_backends import GONE, LISTED
+from trainkit.tools.compile_backends import GONE, LISTED
 from trainkit.trainer.__main__ import keep_compiled
 from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.predictions import result

@@ -10,7 +10,7 @@ import torch
 from trainkit.architectures import LOOKING_AHEAD, MIXTURES, TASKS_OF, TRANSFORMERS, UNPADDED
 from trainkit.errors import TrainingError
 from trainkit.machine.facts import release
-from trainkit.planner.architectures import CLASSES, WRITING
+from trainkit.tools.builtin.architectures import CLASSES, WRITING
 from trainkit.trainer.models.hf import TASKS
 from trainkit.trainer.models.quantized import quantizable
 

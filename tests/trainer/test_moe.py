@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional
 
-from trainkit.planner.architectures import GPT_MODULES
 from trainkit.recipe.schema import Moe, Recipe
+from trainkit.tools.builtin.architectures import GPT_MODULES
 from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.gpt import build_gpt

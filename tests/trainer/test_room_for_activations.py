@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainkit.planner.memory import INPUT, KEPT
+from trainkit.tools.builtin.memory import INPUT, KEPT
 from trainkit.trainer.models.gpt import Block
 
 WIDTH, TOKENS = 256, 512

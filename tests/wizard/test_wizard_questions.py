@@ -11,10 +11,10 @@ import pytest
 
 from tests.wizard.conftest import Machine, Start, answered
 from trainkit.machine.facts import GpuProcess
-from trainkit.planner.memory import in_words, largest
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import choices
+from trainkit.tools.builtin.memory import in_words, largest
 from trainkit.wizard.planner_check import check
 from trainkit.wizard.question import AnswerError, Question
 from trainkit.wizard.session import Session

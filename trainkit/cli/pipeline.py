@@ -145,7 +145,7 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
     hub, facts = on_hub(resolved), facts or probe()
     if recipe.efficiency.compile.enabled and facts.torch and not facts.origin:
         from trainkit.machine.host import compile_backends
-        from trainkit.planner.compile_backends import EVERYWHERE, backend_in_use
+        from trainkit.tools.compile_backends import EVERYWHERE, backend_in_use
 
         if backend_in_use(recipe.efficiency.compile.backend) not in EVERYWHERE:
             facts = replace(facts, torch=replace(facts.torch, backends=compile_backends()))

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from trainkit.errors import RecipeError
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.support import Combination
 from trainkit.planner.rules import refusals
 from trainkit.recipe.schema.fields import lies_in
 from trainkit.tools.accelerate import exporter as accelerate
@@ -18,7 +17,7 @@ from trainkit.tools.deepspeed.fields import CARRIED as OF_DEEPSPEED
 from trainkit.tools.deepspeed.fields import STRATEGY_KEYS, TYPES, has_schedule
 from trainkit.tools.hf import exporter as hf
 from trainkit.tools.hf.fsdp_config import CONFIG as FSDP_CONFIG
-from trainkit.tools.hf.support import REACH
+from trainkit.tools.hf.support import SUPPORT
 
 
 class Export(Protocol):
@@ -27,7 +26,7 @@ class Export(Protocol):
     def unfit(self, context: Context) -> str:
         """Why the tool has no way to run this plan; empty where it has."""
 
-    def combinations(self, context: Context) -> tuple[Combination, ...]:
+    def started(self, context: Context) -> tuple[Context, ...]:
         """What the tool would start, where that is not what the plan starts."""
 
     def files(self, context: Context, folder: str) -> dict[str, str]:
@@ -41,7 +40,7 @@ EXPORTS: dict[str, Export] = {"accelerate": accelerate, "deepspeed": deepspeed, 
 
 _ZERO = ("strategy.kind", *STRATEGY_KEYS, "precision.dtype", "train.max_grad_norm")
 _OF_PROGRAMS = {"strategy.gather_16bit"}  # which the built-in trainer has not, and programs keep in their file
-_FLAGS = (key for key, way in REACH.items() if way.by.startswith("--") or way.by == FSDP_CONFIG)
+_FLAGS = (key for key, way in SUPPORT.items() if way.by.startswith("--") or way.by == FSDP_CONFIG)
 # The settings that an import of the exported files gives back. A key stands for all below it.
 CARRIED: Mapping[str, frozenset[str]] = {
     "hf": frozenset({
@@ -174,7 +173,7 @@ class Exported:
 
 def unfit(context: Context, name: str) -> str:
     """Why a format has no such files; empty where it has."""
-    reasons = (each.reason for started in EXPORTS[name].combinations(context) for each in refusals(started))
+    reasons = (each.why for started in EXPORTS[name].started(context) for each in refusals(started))
     return EXPORTS[name].unfit(context) or next(reasons, "")
 
 

@@ -16,7 +16,7 @@ from trainkit.convert.command import read_command, read_target, starts_program
 from trainkit.convert.sbatch import ARRAY_TURN, Batch, put_cluster, read_batch, take_srun
 from trainkit.convert.shell import Around, ShellCommand, name_what_is_open, read_shell
 from trainkit.errors import Diagnostic, RecipeError, UsageError
-from trainkit.launch_plan.support import unreached
+from trainkit.launch_plan.rules import unreached
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.planner.build import build_plan
 from trainkit.recipe.flags import resolve
@@ -258,7 +258,7 @@ def import_words(
 def _leave_out(draft: Draft, resolved: Resolved) -> bool:
     """Take out what a launcher's file or flags set and what does not reach the program."""
     kind = resolved.recipe.program.kind
-    found = [each for each in unreached(resolved, PROGRAMS[kind].REACH, kind) if each.key in draft.settings]
+    found = [each for each in unreached(resolved, PROGRAMS[kind].SUPPORT, kind) if each.key in draft.settings]
     for each in found:
         setting = draft.settings.pop(each.key)
         for settings in draft.variants.values():

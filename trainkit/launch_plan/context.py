@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from trainkit.errors import Origin
 from trainkit.hub.cache import Copy
-from trainkit.launch_plan.model import BatchArithmetic, Resume, Topology
+from trainkit.launch_plan.model import BatchArithmetic, Device, NodeGroup, Resume, Topology
+from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts, Gpu
+from trainkit.machine.selection import kind_of_cards
 from trainkit.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-Dtype = Literal["fp32", "bf16", "fp16"]
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known before a device is chosen: the recipe, with what lies at its paths, and packages by version."""
+
+    resolved: Resolved
+    packages: Mapping[str, str]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The validated recipe."""
+        return self.resolved.recipe
+
+    def origin(self, key: str) -> Origin | None:
+        """Where the value of a setting comes from."""
+        return self.resolved.origin(key)
+
+
+NOT_LOOKED_FOR = Resume(None, 0, "no checkpoint has been looked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +53,54 @@ class Context:
     cards: tuple[Gpu, ...]
     batch: BatchArithmetic
     dtype: Dtype
-    training_digest: str
-    resume: Resume
+    training_digest: str = ""  # until the batch is solved
+    resume: Resume = NOT_LOOKED_FOR
     hub: Sequence[Copy] = ()
 
     @property
     def recipe(self) -> Recipe:
         """The validated recipe."""
         return self.resolved.recipe
+
+    @property
+    def program(self) -> str:
+        """The kind of the program."""
+        return self.recipe.program.kind
+
+    @property
+    def strategy(self) -> str:
+        """The kind of the strategy."""
+        return self.recipe.strategy.kind
+
+    @property
+    def device(self) -> str:
+        """The kind of device."""
+        return self.topology.device
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on all nodes."""
+        return self.topology.world_size
+
+    @property
+    def eval_dtype(self) -> str:
+        """The number format of evaluation."""
+        asked = self.recipe.precision.eval
+        return self.dtype if asked == "same" else asked
+
+    @property
+    def kind_of_cards(self) -> Literal["nvidia", "mig", "amd"]:
+        """What launchers and programs must know of the cards; `nvidia` also where there are none."""
+        return kind_of_cards(self.cards)
+
+    @property
+    def searches_micro(self) -> bool:
+        """Whether the largest micro batch that fits is looked for; with `accumulation` given, `auto` follows."""
+        return self.recipe.batch.micro == self.recipe.batch.accumulation == "auto"
+
+    def origin(self, key: str) -> Origin | None:
+        """Where the value of a setting comes from."""
+        return self.resolved.origin(key)
 
     @property
     def processes(self) -> int:
@@ -65,3 +126,17 @@ class Context:
     def deepspeed(self) -> bool:
         """Whether the program runs on DeepSpeed's engine, be it that its own code configures it."""
         return self.zero or self.recipe.program.kind == "deepspeed"
+
+
+def bare_context(
+    strategy: str, launcher: str, program: str, device: Device, ranks: int, *, nodes: int = 1, dtype: Dtype = "fp32"
+) -> Context:
+    """A plan with these choices and nothing else: to ask whether they can run together. ranks: over all nodes."""
+    from trainkit.recipe.resolved import Resolved
+
+    recipe = Recipe.model_validate({"strategy": {"kind": strategy}, "program": {"kind": program}})
+    processes = max(ranks // nodes, 1)
+    topology = Topology(device, (NodeGroup(nodes, processes, (device,) * processes),))
+    batch = BatchArithmetic(None, None, None, ranks, None)
+    facts = Facts(platform="", machine="", hostname="", python="", executable="", cpu_cores=1, memory_total=0)
+    return Context(Resolved(recipe, {}, {}), facts, topology, launcher, (), batch, dtype)

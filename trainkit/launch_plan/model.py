@@ -34,6 +34,9 @@ class Variable(Enum):
     HOST = "host"  # name of this machine
 
 
+Device = Literal["cpu", "cuda", "mps", "xla"]
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A string with run-time variables in it, kept apart from the literal parts, so nothing needs escaping."""
@@ -110,7 +113,7 @@ class Card:
 class Topology:
     """Nodes x processes per node."""
 
-    device: Literal["cpu", "cuda", "mps", "xla"]
+    device: Device
     groups: tuple[NodeGroup, ...]
 
     @property

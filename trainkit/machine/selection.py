@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainkit.machine.facts import Facts, Gpu
 
@@ -56,6 +57,13 @@ def _parts(gpu: Gpu) -> list[Gpu]:
 def is_part(gpu: Gpu) -> bool:
     """Whether a card of :func:`usable` is a part that MIG split off; split cards themselves are not among these."""
     return gpu.mig
+
+
+def kind_of_cards(cards: Sequence[Gpu]) -> Literal["nvidia", "mig", "amd"]:
+    """What launchers and programs must know of cards; `nvidia` also where there are none."""
+    if any(map(is_part, cards)):
+        return "mig"
+    return "amd" if any(gpu.vendor == "amd" for gpu in cards) else "nvidia"
 
 
 def is_made_up(gpu: Gpu) -> bool:

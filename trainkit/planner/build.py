@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.hub.cache import Copy
-from trainkit.launch_plan.context import Context, Dtype
+from trainkit.launch_plan.context import Asked, Context
 from trainkit.launch_plan.model import (
     PLAN_VERSION,
     BatchArithmetic,
@@ -25,32 +25,29 @@ from trainkit.launch_plan.model import (
     Variable,
 )
 from trainkit.launch_plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
-from trainkit.launch_plan.support import unreached
 from trainkit.lazy import load
+from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
 from trainkit.optimizers import optimizer
 from trainkit.planner import env, expected
 from trainkit.planner import hub as pushing
-from trainkit.planner.architectures import architecture_problems
 from trainkit.planner.batch import solve_batch
-from trainkit.planner.container import check_container, planned, seen_inside, wrapped
+from trainkit.planner.container import planned, seen_inside, wrapped
 from trainkit.planner.container import preparations as prepared
-from trainkit.planner.container import problems as container_problems
 from trainkit.planner.dtype import choose_dtype
-from trainkit.planner.env import SETTINGS, check_environment, overwritten, plan_environment
+from trainkit.planner.env import SETTINGS, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
 from trainkit.planner.hub import preparations as fetches
-from trainkit.planner.hub import problems as hub_problems
 from trainkit.planner.hub import repositories, with_repositories
-from trainkit.planner.notices import plan_notices
 from trainkit.planner.placement import Placement, core_argv, counted_cards, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
-from trainkit.planner.rules import adapter_problems, chat_problems, unsupported
+from trainkit.planner.rules import compatibility_rules, input_rules, plan_rules
 from trainkit.planner.techniques import TECHNIQUES, value_of
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.recipe.yaml_writer import consistent, recipe_yaml
+from trainkit.rule import check
 from trainkit.schedulers.registry import SCHEDULERS
 from trainkit.tools.deepspeed.ops import preparations as builds
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS, choose_launcher
@@ -81,7 +78,7 @@ def build_plan(
     hub: what of the repositories that it names is on the disk; without it nothing is known of them.
     Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among the notices.
     """
-    context, launcher, device, notices = decide(resolved, facts, saved, own, hub)
+    context, launcher, device, found = decide(resolved, facts, saved, own, hub)
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
     command, command_sources = _command(context, wrapped(context, environment))
@@ -110,7 +107,7 @@ def build_plan(
         job=job.job if job else None,
         hang=env.hang_watch(context),
         techniques=_techniques(context),
-        notices=notices + plan_notices(context),
+        notices=tuple(Notice(each.severity, each.what, each.hint) for each in found if each.severity != "error"),
     )
     return Planned(plan, _provenance(command_sources, job, environment_sources, files))
 
@@ -154,23 +151,18 @@ def _provenance(
 
 def decide(
     resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[Copy] = ()
-) -> tuple[Context, Choice, Choice, tuple[Notice, ...]]:
-    """Every decision, the launcher and the device with their reasons, and the notices of placement and resuming.
+) -> tuple[Context, Choice, Choice, tuple[Diagnostic, ...]]:
+    """Every decision, the launcher and the device with their reasons, and what is to be remarked on them.
 
     Raises RecipeError with all that can be known at once.
     """
-    wrong = [*hub_problems(resolved)]
-    resolved = counted_cards(with_repositories(resolved, hub), facts)
-    recipe = resolved.recipe
-    program = PROGRAMS[recipe.program.kind]
-    facts = replace(facts, executable=getattr(recipe.cluster, "python", None) or facts.executable)
+    facts = replace(facts, executable=getattr(resolved.recipe.cluster, "python", None) or facts.executable)
+    inside = seen_inside(resolved.recipe, facts)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
-    # Collected up to the batch, so that one try shows all that has to be mended.
-    problems = [*wrong, *unreached(resolved, program.REACH, recipe.program.kind), *check_environment(resolved)]
-    problems += check_container(resolved)
-    facts = seen_inside(recipe, facts)
-    problems += [*architecture_problems(resolved, facts.packages.get("transformers")), *chat_problems(resolved)]
-    problems += adapter_problems(resolved)
+    # Collected up to the batch, so that one try shows all that has to be fixed.
+    problems = check(input_rules(resolved.recipe.program.kind), Asked(resolved, inside.packages))
+    resolved, facts = counted_cards(with_repositories(resolved, hub), facts), inside
+    recipe = resolved.recipe
     try:
         placement = place(resolved, facts)
     except RecipeError as error:  # nothing else can be known without it
@@ -178,30 +170,29 @@ def decide(
     launcher = choose_launcher(recipe, placement.topology)
     dtype = _dtype(resolved, placement)
     batch, impossible = _batch(resolved, placement.topology.world_size)
-    problems += [*unsupported(resolved, placement, launcher.kind, dtype, batch), *impossible]
-    if batch is None or problems:
+    engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
+    topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
+    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, hub=hub)
+    if problems := [*problems, *check(compatibility_rules(context), context), *impossible]:
         raise RecipeError(problems)
     # As it is recorded, so that the plan made from that is the same.
     resolved = replace(resolved, recipe=(recipe := consistent(resolved)))
-    engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
-    topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
     digest = training_digest(recipe, batch, dtype)
     reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
     resume, notices = choose_resume(resolved, reader, saved, own)
-    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, digest, resume, hub)
-    cluster = SCHEDULERS[recipe.cluster.kind].problems(context) if recipe.cluster.kind in SCHEDULERS else ()
-    boxed = container_problems(context)
-    if found := (*program.problems(context), *cluster, *boxed) or tuple(overwritten(context)):
-        raise RecipeError(found)
-    return context, launcher, Choice(topology.device, placement.device_reason), placement.notices + notices
+    context = replace(context, resolved=resolved, training_digest=digest, resume=resume)
+    found = check(plan_rules(context), context)
+    if problems := [each for each in found if each.severity == "error"] or [*overwritten(context)]:
+        raise RecipeError(problems)
+    return context, launcher, Choice(topology.device, placement.device_reason), (*placement.notices, *notices, *found)
 
 
-def _batch(resolved: Resolved, ranks: int) -> tuple[BatchArithmetic | None, Sequence[Diagnostic]]:
-    """The solved triangle, or why it has no solution."""
+def _batch(resolved: Resolved, ranks: int) -> tuple[BatchArithmetic, Sequence[Diagnostic]]:
+    """The solved triangle, or an open one and why it has no solution."""
     try:
         return solve_batch(resolved, ranks), ()
     except RecipeError as error:
-        return None, error.diagnostics
+        return BatchArithmetic(None, None, None, ranks, None), error.diagnostics
 
 
 def _dtype(resolved: Resolved, placement: Placement) -> Dtype:

@@ -6,9 +6,9 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, blocker, note
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import EnvironmentDiff, Notice, PlannedContainer, Preparation, Text, Variable, text
+from trainkit.launch_plan.model import EnvironmentDiff, PlannedContainer, Preparation, Text, Variable, text
 from trainkit.launch_plan.provenance import Token, texts
 from trainkit.machine.facts import Facts
 from trainkit.planner.requirements import needed_packages
@@ -112,19 +112,18 @@ def problems(context: Context) -> Iterator[Diagnostic]:
             yield context.resolved.error(f"container.mounts.{position}", what, hint, why=why)
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """What does not go in, and paths that are not seen inside."""
     if isinstance(context.recipe.container, NoContainer):
         return
     what = "of your environment only what env_from names goes into the container, with what the plan sets"
-    yield Notice("note", what, "name others under env_from, by name alone")
+    yield note(what, "name others under env_from, by name alone")
     yield from _not_mounted(context)
     seen = list(mounts(context))
     for key, path in _paths(context):
         if not _covered(path, seen, context.resolved.folder):
             folder = posixpath.dirname(path) or "/"
-            yield Notice(
-                "blocker",
+            yield blocker(
                 f"{key} {path} is not seen inside the container",
                 f"add {folder}:{folder}:ro to container.mounts",
             )
@@ -139,14 +138,14 @@ def mapped(context: Context, path: str) -> bool:
     return any(source != target and _below(path, target) for source, target in pairs)
 
 
-def _not_mounted(context: Context) -> Iterator[Notice]:
+def _not_mounted(context: Context) -> Iterator[Diagnostic]:
     """Folders that the engine cannot be told of."""
     container = of(context)
     apart = ENGINES[container.kind].APART
     for key, path in (("the working folder", context.resolved.folder), ("output.root", context.recipe.output.root)):
         if found := next((each for each in apart if each in path), ""):
             what = f"{key} {path} has a {found} in its name, which ends a path in {container.kind}'s words for folders"
-            yield Notice("blocker", what, "give it another name, or start in another folder")
+            yield blocker(what, "give it another name, or start in another folder")
 
 
 def _paths(context: Context) -> Iterator[tuple[str, str]]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, note
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import EnvironmentDiff, HangWatch, Notice, Variable
+from trainkit.launch_plan.model import EnvironmentDiff, HangWatch, Variable
 from trainkit.launch_plan.provenance import Source, SourcedVariable, Token, token, variable
 from trainkit.lazy import call
-from trainkit.machine.selection import ORDER
-from trainkit.planner.compile_backends import records_graphs
-from trainkit.planner.dtype import VOLTA
+from trainkit.machine.capability import VOLTA
+from trainkit.machine.selection import ORDER, kind_of_cards
 from trainkit.planner.expected import is_verified
-from trainkit.planner.placement import kind_of_cards
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image
 from trainkit.recipe.schema.cluster import Cluster, Kubernetes, Slurm
 from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
+from trainkit.tools.compile_backends import records_graphs
 from trainkit.tools.containers.engine import environment as caches
 from trainkit.tools.deepspeed.ops import place_of
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
@@ -265,9 +264,9 @@ def _amd(context: Context) -> bool:
     return any(gpu.vendor == "amd" for gpu in context.facts.gpus)
 
 
-def order_notices(context: Context) -> Iterator[Notice]:
+def order_notices(context: Context) -> Iterator[Diagnostic]:
     """A counting order that the caller exported and the plan replaces."""
     exported = context.facts.device_order
     chosen = next((str(each.value) for each in _devices(context) if each.name == "CUDA_DEVICE_ORDER"), None)
     if chosen and exported not in {None, ORDER[context.recipe.devices.order][0]}:
-        yield Notice("note", f"the plan replaces CUDA_DEVICE_ORDER={exported} of your environment by {chosen}")
+        yield note(f"the plan replaces CUDA_DEVICE_ORDER={exported} of your environment by {chosen}")

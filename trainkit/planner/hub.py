@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.hub.cache import Copy
 from trainkit.hub.names import Download, named_by, pinned, revision_without_name
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice, Preparation, Variable, text
+from trainkit.launch_plan.model import Preparation, Variable, text
 from trainkit.launch_plan.provenance import module, texts
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
@@ -83,28 +83,28 @@ def _fetching(context: Context, copy: Copy) -> Preparation:
     return Preparation(f"fetch the {_ROLES[named.role]} {named.name} from the Hub", argv, f"hub-{named.folder}")
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """What is in the cache, what is fetched, and what is in the way: of a repository once, for all that name it."""
     obstacles: dict[tuple[str, str], list[str]] = {}
     for copy in context.hub:
         if copy.obstacle or copy.sizes is None:
             obstacles.setdefault((copy.obstacle, copy.remedy), []).append(copy.named.key)
         else:
-            yield Notice("note", _told(context, copy, copy.sizes))
+            yield note(_told(context, copy, copy.sizes))
             if copy.closed:
                 yield from without_token(context, copy.named.key)
     for (obstacle, remedy), keys in obstacles.items():
-        yield Notice("blocker", f"{', '.join(keys)}: {obstacle}", remedy)
+        yield blocker(f"{', '.join(keys)}: {obstacle}", remedy)
 
 
-def without_token(context: Context, key: str) -> Iterator[Notice]:
+def without_token(context: Context, key: str) -> Iterator[Diagnostic]:
     """A warning where the ranks' place does not get the token that a setting needs."""
     pods = context.recipe.cluster.kind == "kubernetes"
     apart = pods or not isinstance(context.recipe.container, NoContainer)
     if apart and "HF_TOKEN" not in context.recipe.env_from:
         hint = "list HF_TOKEN under env_from, unless a mounted home has the file of `hf auth login`"
         where = "pod" if pods else "container"
-        yield Notice("warning", f"{key}: your token for the Hub does not get into the {where}", hint)
+        yield warning(f"{key}: your token for the Hub does not get into the {where}", hint)
 
 
 def _told(context: Context, copy: Copy, sizes: Mapping[str, int]) -> str:
@@ -144,7 +144,7 @@ def push_preparations(context: Context) -> tuple[Preparation, ...]:
     return (Preparation(f"make {asked.repo} ready on the Hub", argv, ""),)
 
 
-def push_notices(context: Context) -> Iterator[Notice]:
+def push_notices(context: Context) -> Iterator[Diagnostic]:
     """What is uploaded, where to and when; and a token that the run will not find."""
     if not is_pushing(context):
         return
@@ -160,5 +160,5 @@ def push_notices(context: Context) -> Iterator[Notice]:
     }[asked.strategy]
     seen = {None: "", True: " (private)", False: " (public)"}[asked.private]
     page = f"{asked.repo}{seen} on the Hub, with config and model card, in the background of the training"
-    yield Notice("note", f"{_KEY}: {what}: to {page}; the end of the run waits for it")
+    yield note(f"{_KEY}: {what}: to {page}; the end of the run waits for it")
     yield from without_token(context, _KEY)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from trainkit.errors import RecipeError
+from trainkit.errors import Diagnostic, RecipeError, blocker, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import NodeGroup, Notice, Topology
+from trainkit.launch_plan.model import Device, NodeGroup, Topology
 from trainkit.launch_plan.provenance import Token, token
 from trainkit.machine.cpu_affinity import core_ranges
 from trainkit.machine.facts import Facts, Gpu
@@ -20,6 +19,7 @@ from trainkit.machine.selection import (
     is_idle,
     is_made_up,
     is_part,
+    kind_of_cards,
     occupants,
     ordered,
     pick,
@@ -43,10 +43,10 @@ def core_argv(context: Context) -> tuple[Token, ...]:
     return (token("--cores", keys=(KEY,), rule=rule), token(":".join(map(core_ranges, found)), keys=(KEY,), rule=rule))
 
 
-def core_notices(context: Context) -> Iterator[Notice]:
+def core_notices(context: Context) -> Iterator[Diagnostic]:
     """Why ranks cannot be bound here."""
     if context.recipe.launcher.numa_binding != "none" and isinstance(found := _shares(context), str):
-        yield Notice("blocker", f"ranks cannot be bound to NUMA nodes: {found}", f"set {KEY} to none")
+        yield blocker(f"ranks cannot be bound to NUMA nodes: {found}", f"set {KEY} to none")
 
 
 def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
@@ -72,9 +72,6 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
     return found if empty is None else f"this process may use no core of node {empty}"
 
 
-Device = Literal["cpu", "cuda", "mps", "xla"]
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Ranks on devices. cards: the chosen GPUs in rank order, empty off CUDA or where this machine lacks them."""
@@ -82,7 +79,7 @@ class Placement:
     topology: Topology
     cards: tuple[Gpu, ...]
     device_reason: str
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[Diagnostic, ...] = ()
 
 
 def place(resolved: Resolved, facts: Facts) -> Placement:
@@ -138,19 +135,18 @@ def _choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
     return ("mps", "Apple silicon without a CUDA card") if facts.mps else ("cpu", "there is no GPU here")
 
 
-def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Notice]:
+def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Diagnostic]:
     """What a run that uses no CUDA card should know; the empty variable hides cards on purpose, others may be stale."""
     recipe, devices = resolved.recipe, resolved.recipe.devices
     if device == "mps" and not facts.mps:
-        yield Notice("blocker", "this machine has no MPS device", "set devices.type to auto or cpu")
+        yield blocker("this machine has no MPS device", "set devices.type to auto or cpu")
     if device != "cpu" or devices.type != "auto" or devices.select == "none":
         return
     # A program of the user's own in one process takes what there is; whoever asks for more is told.
     asks = devices.select == "all" and not (recipe.strategy.kind == "single" and recipe.program.kind != "builtin")
     if facts.gpus or asks:
-        severity: Literal["note", "warning"] = "note" if facts.visible_devices == "" else "warning"
         hint = "set devices.type to cpu if that is meant, else see `trainkit gpus`"
-        yield Notice(severity, f"the run uses the CPU: {reason}", hint)
+        yield (note if facts.visible_devices == "" else warning)(f"the run uses the CPU: {reason}", hint)
 
 
 def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
@@ -167,7 +163,7 @@ def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
     if select == "free" and allocation(facts):
         hint = "wait, or name cards and set devices.when_busy: warn"
     missing = (f"not on this machine: {what}{_why_none(facts)}" for what in selection.missing)
-    blockers = tuple(Notice("blocker", what, hint) for what in missing)
+    blockers = tuple(blocker(what, hint) for what in missing)
     return Placement(Topology("cuda", (NodeGroup(nodes, processes, names),)), (), reason, blockers)
 
 
@@ -259,14 +255,14 @@ def idle_below(resolved: Resolved) -> int:
     return resolved.recipe.devices.idle_below * MIB
 
 
-def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
+def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
     if given := restriction(facts):
         job = facts.allocation
         giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
-        yield Notice("note", f"cards were chosen inside the caller's {given}{giver}")
+        yield note(f"cards were chosen inside the caller's {given}{giver}")
         if wrong := unread(facts):
             what = f"`{wrong}` in {given} matches no single GPU; CUDA ignores it and all later entries"
-            yield Notice("warning", what, "export the cards that `trainkit gpus` shows")
+            yield warning(what, "export the cards that `trainkit gpus` shows")
     yield from _busy(resolved, cards, facts)
     yield from _uneven(resolved, cards, facts)
     # CUDA counts fastest first unless the environment says otherwise, nvidia-smi and schedulers by PCI address.
@@ -274,37 +270,37 @@ def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Ite
     if by_number and facts.device_order is None and len({gpu.name for gpu in facts.gpus}) > 1:
         what = f"CUDA_VISIBLE_DEVICES={facts.visible_devices} is read as nvidia-smi counts; CUDA alone would count the "
         hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID"
-        yield Notice("warning", f"{what}fastest card as 0, and the cards here differ", hint)
+        yield warning(f"{what}fastest card as 0, and the cards here differ", hint)
 
 
-def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
+def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
     """A busy card blocks the run. Facts from a file are a snapshot, which says nothing of the moment of the start."""
     for gpu in cards:
         if is_idle(gpu, idle_below(resolved)):
             continue
         if facts.origin:
-            yield Notice("note", f"when the facts were taken: {occupants(gpu)}")
+            yield note(f"when the facts were taken: {occupants(gpu)}")
         elif resolved.recipe.devices.when_busy == "warn" and gpu.compute_mode == "default":
-            yield Notice("warning", occupants(gpu), "devices.when_busy: warn starts the run all the same")
+            yield warning(occupants(gpu), "devices.when_busy: warn starts the run all the same")
         else:
             hint = "`devices.select: free` takes idle cards; `devices.when_busy: warn` starts beside them"
-            yield Notice("blocker", occupants(gpu), hint)
+            yield blocker(occupants(gpu), hint)
 
 
-def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Notice]:
+def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
     names = sorted({gpu.name for gpu in cards})
     if len(names) > 1:
         what = f"the cards differ ({', '.join(names)}): every step waits for the slowest"
-        yield Notice("warning", what, "select cards of one kind")
+        yield warning(what, "select cards of one kind")
     if isinstance(resolved.recipe.devices.select, list) or any(map(is_part, cards)):
         return
     best, first = max(allocation(facts), key=speed), cards[0]
     if speed(best) > max(map(speed, cards)):
         what = f"card {first.index} ({first.name}) is slower than card {best.index} ({best.name}), left out here"
-        yield Notice("warning", what, "`devices.order: fastest` takes the fastest first; a list names cards outright")
+        yield warning(what, "`devices.order: fastest` takes the fastest first; a list names cards outright")
     elif len(names) > 1 and speed(first) < speed(best):
         what = f"rank 0 is on the slower card {first.index} ({first.name})"
-        yield Notice("warning", what, "`devices.order: fastest` puts the fastest first")
+        yield warning(what, "`devices.order: fastest` puts the fastest first")
 
 
 def name_cards(placement: Placement, launcher: str, strategy: str, *, queued: bool = False) -> Topology:
@@ -322,10 +318,3 @@ def name_cards(placement: Placement, launcher: str, strategy: str, *, queued: bo
         return topology
     devices = tuple(str(gpu.index) for gpu in cards)
     return Topology(topology.device, (NodeGroup(group.count, group.processes, devices),))
-
-
-def kind_of_cards(cards: Sequence[Gpu]) -> Literal["nvidia", "mig", "amd"]:
-    """What launchers and programs must know of cards; `nvidia` also where there are none."""
-    if any(map(is_part, cards)):
-        return "mig"
-    return "amd" if any(gpu.vendor == "amd" for gpu in cards) else "nvidia"

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from trainkit.errors import Diagnostic, blocker, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
+from trainkit.machine.capability import has_flash_attention
 from trainkit.machine.facts import at_least
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
-from trainkit.planner.dtype import has_flash_attention
 from trainkit.planner.techniques import value_of
 from trainkit.recipe.schema import Fsdp, Image
 from trainkit.recipe.schema.model import quantized_bits
@@ -92,17 +92,17 @@ def all_requirements() -> tuple[Requirement, ...]:
     return (*launchers, *(each for kind in PROGRAMS for each in of_tool("program", kind)), *REQUIREMENTS)
 
 
-def missing_packages(context: Context) -> tuple[Notice, ...]:
+def missing_packages(context: Context) -> tuple[Diagnostic, ...]:
     """One blocker for each package that is absent or too old. What an image has is looked at inside, or named."""
     container = context.recipe.container
     if isinstance(container, Image):
         named = ((*each, container.packages.get(each[0])) for each in needed_packages(context))
         return tuple(
-            Notice("blocker", f"the run requires {package} >= {minimum}; container.packages says {has}", OTHER_IMAGE)
+            blocker(f"the run requires {package} >= {minimum}; container.packages says {has}", OTHER_IMAGE)
             for package, minimum, has in named
             if has is not None and not at_least(has, minimum)
         )
-    found: dict[str, Notice] = {}
+    found: dict[str, Diagnostic] = {}
     for requirement, choice in _needed(context):
         installed = context.facts.packages.get(requirement.package)
         if requirement.package in found or at_least(installed, requirement.minimum):
@@ -110,11 +110,11 @@ def missing_packages(context: Context) -> tuple[Notice, ...]:
         state = f"{installed} is installed" if installed else "it is not installed"
         what = f"{requirement.of} {choice} requires {requirement.package} >= {requirement.minimum}; {state}"
         install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
-        found[requirement.package] = Notice("blocker", what, install)
+        found[requirement.package] = blocker(what, install)
     torch = context.facts.packages.get("torch", "")
     if context.topology.device == "cuda" and torch.endswith("+cpu"):
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA"
-        found["torch"] = Notice("blocker", what, "install a CUDA build of torch, or set devices.type to cpu")
+        found["torch"] = blocker(what, "install a CUDA build of torch, or set devices.type to cpu")
     return tuple(found.values())
 
 
@@ -137,7 +137,7 @@ def _needed(context: Context) -> Iterator[tuple[Requirement, object]]:
             yield requirement, choice
 
 
-def doubtful_releases(context: Context) -> Iterator[Notice]:
+def doubtful_releases(context: Context) -> Iterator[Diagnostic]:
     """A warning for programs of the user's own under a DeepSpeed that was seen to train wrongly."""
     installed = context.facts.packages.get("deepspeed")
     if context.recipe.program.kind == "builtin" or context.recipe.strategy.kind not in ON_DEEPSPEED or not installed:
@@ -147,7 +147,7 @@ def doubtful_releases(context: Context) -> Iterator[Notice]:
             f"deepspeed {installed} is installed, and releases before {SOUND_DEEPSPEED} were seen to train wrongly: "
             "0.18.0 loses gradients at stage 2 with accumulation"
         )
-        yield Notice("warning", what, f"pip install 'deepspeed>={SOUND_DEEPSPEED}'")
+        yield warning(what, f"pip install 'deepspeed>={SOUND_DEEPSPEED}'")
 
 
 def _shards_by_fully_shard(context: Context) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainkit.launch_plan.model import Notice, Resume
+from trainkit.errors import Diagnostic, blocker, note, warning
+from trainkit.launch_plan.model import Resume
 from trainkit.text import counted
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int)
 
 def choose_resume(
     resolved: Resolved, reader: Reader, saved: Sequence[SavedCheckpoint], own: Sequence[SavedCheckpoint] = ()
-) -> tuple[Resume, tuple[Notice, ...]]:
+) -> tuple[Resume, tuple[Diagnostic, ...]]:
     """The starting point and the notices about it. saved, own: newest first, damaged ones among them."""
     asked = resolved.recipe.checkpoint.resume
     if own:
@@ -88,7 +89,7 @@ def choose_resume(
         return Resume(None, 0, "checkpoint.resume is never"), ()
     if asked in resolved.absent.get("checkpoint.resume", ()):
         what = f"checkpoint.resume {asked} does not exist on this machine"
-        notice = Notice("blocker", what, "set it to auto, which takes the newest checkpoint that fits")
+        notice = blocker(what, "set it to auto, which takes the newest checkpoint that fits")
         return Resume(asked, 0, NAMED), (notice,)
     if asked == "auto":
         resume, notices = _newest(reader, saved)
@@ -100,21 +101,19 @@ def choose_resume(
     steps = resolved.recipe.train.steps
     if resume.path is not None and steps and resume.step >= steps:
         what = f"the checkpoint is of step {resume.step}, and train.steps is {steps}: nothing is left to train"
-        notices += (Notice("warning", what, "set train.steps higher to go on"),)
+        notices += (warning(what, "set train.steps higher to go on"),)
     return resume, notices
 
 
-def _newest(reader: Reader, found: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
+def _newest(reader: Reader, found: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
     saved = [checkpoint for checkpoint in found if not checkpoint.damage]
     resume, notices = _newest_whole(reader, saved)
     newer = found[: next((place for place, each in enumerate(found) if each.path == resume.path), len(found))]
-    passed_over = (
-        Notice("warning", f"{each.path} is damaged and passed over: {each.damage}") for each in newer if each.damage
-    )
+    passed_over = (warning(f"{each.path} is damaged and passed over: {each.damage}") for each in newer if each.damage)
     return resume, (*passed_over, *notices)
 
 
-def _newest_whole(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
+def _newest_whole(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
     if not saved:
         return Resume(None, 0, "no earlier run of this name left a complete checkpoint"), ()
     same = [checkpoint for checkpoint in saved if checkpoint.training_digest == reader.training_digest]
@@ -127,10 +126,10 @@ def _newest_whole(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Res
     if same:
         reason = f"{same[0].path} cannot be read: {_obstacle(same[0], reader)}"
     what = f"checkpoint.resume is auto, but {reason}: the run starts at step 0"
-    return Resume(None, 0, reason), (Notice("warning", what),)
+    return Resume(None, 0, reason), (warning(what),)
 
 
-def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Notice, ...]]:
+def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
     cleaned = posixpath.normpath(path)
     known = next((checkpoint for checkpoint in saved if posixpath.normpath(checkpoint.path) == cleaned), None)
     if known is None:
@@ -138,16 +137,16 @@ def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple
             return Resume(path, int(folder[1]), NAMED), ()
         # Neither known nor named like a checkpoint: the trainer would notice only after it has loaded everything.
         hint = "name a folder `<run>/checkpoints/step-<8 digits>`; `auto` takes the newest that fits"
-        return Resume(path, 0, NAMED), (Notice("blocker", f"{path} is not a checkpoint folder", hint),)
+        return Resume(path, 0, NAMED), (blocker(f"{path} is not a checkpoint folder", hint),)
     if known.damage:
-        return Resume(path, known.step, NAMED), (Notice("blocker", f"{path} is damaged: {known.damage}", TAKE_ANOTHER),)
+        return Resume(path, known.step, NAMED), (blocker(f"{path} is damaged: {known.damage}", TAKE_ANOTHER),)
     if obstacle := _obstacle(known, reader):
         hint = "resume with the strategy and the number of ranks that saved it"
-        return _start(known, NAMED), (Notice("blocker", f"{path} cannot be resumed from: {obstacle}", hint),)
+        return _start(known, NAMED), (blocker(f"{path} cannot be resumed from: {obstacle}", hint),)
     notices = _changed(known, reader)
     if known.training_digest != reader.training_digest:
         what = f"{path} was saved under other training settings than the recipe's"
-        notices = (Notice("warning", what), *notices)
+        notices = (warning(what), *notices)
     return _start(known, NAMED), notices
 
 
@@ -169,7 +168,7 @@ def _obstacle(checkpoint: SavedCheckpoint, reader: Reader) -> str | None:
     return f"{spread(*writer)} saved it, and Trainer goes on from sharded state only with the same strategy and ranks"
 
 
-def _changed(checkpoint: SavedCheckpoint, reader: Reader) -> tuple[Notice, ...]:
+def _changed(checkpoint: SavedCheckpoint, reader: Reader) -> tuple[Diagnostic, ...]:
     """What changes when another strategy or number of ranks goes on."""
     if not checkpoint.strategy or (checkpoint.strategy, checkpoint.world_size) == (reader.strategy, reader.world_size):
         return ()
@@ -177,4 +176,4 @@ def _changed(checkpoint: SavedCheckpoint, reader: Reader) -> tuple[Notice, ...]:
         f"the checkpoint was {checkpoint.saved_by}, and {spread(reader.strategy, reader.world_size)} goes on from it: "
         "the same training up to rounding, no longer bit for bit"
     )
-    return (Notice("note", what),)
+    return (note(what),)

@@ -14,10 +14,11 @@ from trainkit.recipe.layer import Layer, place_of
 from trainkit.recipe.merge import Merge, merge
 from trainkit.recipe.paths import Files, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
-from trainkit.recipe.rules import Context, KindOf, check, contradictions, no_kind, written_secrets
+from trainkit.recipe.rules import KindOf, RecipeTree, contradictions, no_kind, recipe_rules, written_secrets
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
 from trainkit.recipe.secrets import mask_values
 from trainkit.recipe.validate import default_kind, likely_kind, unknown_keys, validate, validate_layer, without_unknown
+from trainkit.rule import check
 
 # The request, the strength of its command line, the files, the layers below -> its layers, and what is wrong with it.
 Arguments = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
@@ -49,8 +50,8 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
     found += diagnostics
     broken, on_disk = frozenset(_broken(found)), partial(absolute, base=request.cwd)
-    context = Context(state.tree, defaults(kinds), locate, files, on_disk, broken, sources.incomplete, kind_of)
-    found += check(context)
+    context = RecipeTree(state.tree, defaults(kinds), locate, files, on_disk, broken, sources.incomplete, kind_of)
+    found += check(recipe_rules(context), context)
     recipe, wrong = validate(state.tree, locate)
     # The text of a reference that leads nowhere is no value, so its type is not judged.
     silent = {each.key for each in unresolved if each.severity == "error"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.lazy import Registry
 from trainkit.recipe.layer import ARGUMENTS, Layer, secret_keys
 from trainkit.recipe.merge import Merge, value_at
 from trainkit.recipe.paths import Files
@@ -17,6 +18,7 @@ from trainkit.recipe.schema.fields import lies_in, schema
 from trainkit.recipe.secrets import public_names
 from trainkit.recipe.validate import Locate, refused
 from trainkit.recipe.yaml_reader import NO_TEXT, WRITE_TEXT, is_text
+from trainkit.rule import Check
 from trainkit.text import counted
 
 # Key and value of program.script or program.module -> its program.kind, with what tells it; empty where nothing does.
@@ -29,7 +31,7 @@ def no_kind(key: str, target: str) -> str:
 
 
 @dataclass(frozen=True)
-class Context:
+class RecipeTree:
     """What a rule may look at: the merged tree above defaults, places, and whether files exist."""
 
     tree: Mapping[str, Any]
@@ -55,57 +57,22 @@ class Context:
         value = self.get(key)
         return value if type(value) is int else None
 
+    @property
+    def lacks_kind(self) -> bool:
+        """Whether there is a program of the user's own, and nothing says of which kind it is."""
+        own = any(self.get(f"program.{name}") for name in ("script", "module"))
+        return own and not self.incomplete and value_at(self.tree, "program.kind") is None
+
+    def origin(self, key: str) -> Origin | None:
+        """Where the value of a key comes from."""
+        return self.locate(key)
+
     def error(self, key: str, what: str, hint: str, *, why: str = "", at: Origin | None = None) -> Diagnostic:
         """An error at a key's place."""
         return Diagnostic("error", what, key, at or self.locate(key), why, hint)
 
 
-TASK = "seq2seq_lm"
-# Key -> its value where nobody has set it.
-OF_PAIRS = {"data.target_length": None, "data.padding": "longest"}
-
-
-def check_pairs(context: Context) -> Iterator[Diagnostic]:
-    """Errors where an encoder-decoder has no pairs to learn from, or others are given settings of pairs."""
-    kind, task = context.get("data.kind"), context.get("model.task")
-    if context.get("model.kind") != "hf" or task != TASK:
-        for key, default in OF_PAIRS.items():
-            if (context.get(key) or default) != default and context.get("program.kind") == "builtin":
-                hint = f"remove it, or choose model.kind: hf with model.task: {TASK}"
-                yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", hint)
-        return
-    if kind in ("text", "tokens"):
-        what = f"model.task {TASK} needs sources with targets, and data.kind {kind} has none"
-        hint = "choose data.kind: jsonl or dataset with data.prompt_field, or model.task: causal_lm"
-        yield context.error("model.task", what, hint)
-    if kind not in ("jsonl", "dataset"):
-        return
-    for key in ("data.messages_field", "data.tokens_field"):
-        if context.get(key):
-            what = f"{key} is one text, and model.task {TASK} learns to write one text for another"
-            yield context.error(key, what, "name the source in data.prompt_field and the target in data.field")
-            return
-    if not context.get("data.prompt_field"):
-        what = f"model.task {TASK} requires data.prompt_field, the field of the source"
-        yield context.error("data.prompt_field", what, "set it; data.field is that of the target")
-
-
-def check_written(context: Context) -> Iterator[Diagnostic]:
-    """Errors where predictions are to be written that no model here can write."""
-    key, strategy = "predict.tokens", context.get("strategy.kind")
-    if not context.whole(key) or context.get("program.kind") != "builtin":
-        return
-    if context.get("model.kind") != "hf" or context.get("model.task") != TASK:
-        yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", "remove it")
-    elif context.get("data.kind") == "target":
-        what = f"{key} needs texts to write, and of data.kind target the tokenizer is not known"
-        yield context.error(key, what, "choose data.kind: jsonl or dataset, or remove it")
-    elif context.get("predict.split") == "none":
-        yield context.error(key, f"{key} requires predict.split", "set predict.split: validation")
-    elif strategy in ("fsdp", "zero3"):
-        what = f"{key} writes on each rank by itself, and {strategy} divides the weights"
-        yield context.error(key, what, "remove it and export the model, or set strategy.kind to ddp or zero2")
-
+RecipeRule = Check[RecipeTree]
 
 # Where layers of equal strength disagree, the first of these gives way.
 GIVES_WAY = ("accumulation", "global", "micro")
@@ -146,17 +113,12 @@ def yielding_corner(strengths: Mapping[str, int]) -> str | None:
     return next(name for name in GIVES_WAY if strengths[name] == min(strengths.values()))
 
 
-def check(context: Context) -> list[Diagnostic]:
-    """Every broken rule."""
-    return [found for rule in RULES for found in rule(context)]
-
-
-def _program(context: Context) -> Iterator[Diagnostic]:
+def _program(context: RecipeTree) -> Iterator[Diagnostic]:
     if "program.kind" in context.broken:
         return
     kind = context.get("program.kind")
     given = [name for name in ("script", "module") if context.get(f"program.{name}")]
-    if given and _lacks_kind(context):
+    if given and context.lacks_kind:
         key = f"program.{given[0]}"
         folder = str(context.get("program.folder") or "") if given[0] == "script" else ""
         found = context.kind_of(key, posixpath.join(folder, str(context.get(key))))
@@ -181,7 +143,7 @@ def _program(context: Context) -> Iterator[Diagnostic]:
 _CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def _characters(context: Context) -> Iterator[Diagnostic]:
+def _characters(context: RecipeTree) -> Iterator[Diagnostic]:
     """What no text of a recipe may hold: it becomes a word, a path, a line of a job script, and is shown."""
     for key, text, several in _texts(context.tree, "", several=False):
         shown = _CONTROL.sub("\ufffd", key)
@@ -214,13 +176,7 @@ def _texts(value: Any, key: str, *, several: bool) -> Iterator[tuple[str, str, b
         yield key, value, several
 
 
-def _lacks_kind(context: Context) -> bool:
-    """Whether there is a program of the user's own, and nothing says of which kind it is."""
-    own = any(context.get(f"program.{name}") for name in ("script", "module"))
-    return own and not context.incomplete and value_at(context.tree, "program.kind") is None
-
-
-def _script(context: Context) -> Iterator[Diagnostic]:
+def _script(context: RecipeTree) -> Iterator[Diagnostic]:
     script = context.get("program.script")
     if not isinstance(script, str) or "${" in script:
         return
@@ -235,15 +191,7 @@ def _script(context: Context) -> Iterator[Diagnostic]:
         yield context.error("program.script", f"there is no file {script}", hint, why=f"it would be {path}")
 
 
-def _length(context: Context) -> Iterator[Diagnostic]:
-    if context.incomplete or any(key.partition(".")[0] == "train" for key in context.broken) or _lacks_kind(context):
-        return  # the missing file, the typo in `train.stepz`, or the missing kind, is the better message
-    given = [key for key in ("train.steps", "train.epochs") if context.get(key) is not None]
-    if context.get("program.kind") == "builtin" and not given:
-        yield context.error("train", "train requires steps or epochs", "add train.steps: 300, or train.epochs: 1")
-
-
-def _warmup(context: Context) -> Iterator[Diagnostic]:
+def _warmup(context: RecipeTree) -> Iterator[Diagnostic]:
     warmup, steps = context.whole("schedule.warmup_steps"), context.whole("train.steps")
     if warmup and steps and warmup > steps:
         what = f"schedule.warmup_steps {warmup} is longer than the whole run of {steps} steps"
@@ -256,22 +204,14 @@ def _warmup(context: Context) -> Iterator[Diagnostic]:
         yield context.error("schedule.warmup_steps", "schedule.name constant has no warm-up", hint)
 
 
-def _profile(context: Context) -> Iterator[Diagnostic]:
-    watched, after, steps = (context.whole(key) for key in ("profile.steps", "profile.after", "train.steps"))
-    if watched and after and steps and after + watched > steps:
-        what = f"profile.steps {watched} after {after} others do not fit in a run of {steps} steps"
-        hint = f"set train.steps to {after + watched} or more: the run would watch what it has"
-        yield replace(context.error("profile.steps", what, hint), severity="warning")
-
-
-def _evaluation(context: Context) -> Iterator[Diagnostic]:
+def _evaluation(context: RecipeTree) -> Iterator[Diagnostic]:
     for key in ("eval.patience", "checkpoint.keep_best"):
         if context.get(key) and context.whole("eval.every_steps") == 0 and not context.incomplete:
             hint = "set eval.every_steps, for example to 100"
             yield context.error(key, f"{key} requires eval.every_steps > 0", hint, why="it compares evaluation losses")
 
 
-def _compile(context: Context) -> Iterator[Diagnostic]:
+def _compile(context: RecipeTree) -> Iterator[Diagnostic]:
     key, backend = "efficiency.compile.backend", context.get("efficiency.compile.backend")
     known = refused(key, backend)
     if known:
@@ -283,14 +223,14 @@ def _compile(context: Context) -> Iterator[Diagnostic]:
         yield context.error("efficiency.compile.mode", what, "remove the mode, or choose the backend inductor")
 
 
-def _wrapping(context: Context) -> Iterator[Diagnostic]:
+def _wrapping(context: RecipeTree) -> Iterator[Diagnostic]:
     key, wrap = "strategy.wrap_classes", context.get("strategy.auto_wrap")
     if context.get("strategy.kind") == "fsdp" and wrap != "transformer" and context.get(key):
         what = f"{key} counts only with auto_wrap: transformer, not {wrap}"
         yield context.error(key, what, "set strategy.auto_wrap: transformer, or remove wrap_classes")
 
 
-def _nvme(context: Context) -> Iterator[Diagnostic]:
+def _nvme(context: RecipeTree) -> Iterator[Diagnostic]:
     if context.get("strategy.kind") != "zero3":
         return
     swapped = [key for key in ("offload_optimizer", "offload_param") if context.get(f"strategy.{key}") == "nvme"]
@@ -305,7 +245,7 @@ def _nvme(context: Context) -> Iterator[Diagnostic]:
         yield context.error("strategy.nvme_path", what, hint)
 
 
-def _devices(context: Context) -> Iterator[Diagnostic]:
+def _devices(context: RecipeTree) -> Iterator[Diagnostic]:
     select, kind = context.get("devices.select"), context.get("devices.type")
     if isinstance(select, list) and len({str(each) for each in select}) < len(select):
         yield context.error("devices.select", "devices.select names a card twice", "list each card once")
@@ -314,7 +254,7 @@ def _devices(context: Context) -> Iterator[Diagnostic]:
         yield context.error("devices.select", what, "choose devices.type: cpu, or select cards")
 
 
-def _nodes(context: Context) -> Iterator[Diagnostic]:
+def _nodes(context: RecipeTree) -> Iterator[Diagnostic]:
     if context.get("strategy.kind") == "single" and not context.unknown("strategy.kind"):
         for key in ("nodes.count", "nodes.processes_per_node"):
             if (context.whole(key) or 1) > 1 and key not in context.broken:
@@ -322,7 +262,7 @@ def _nodes(context: Context) -> Iterator[Diagnostic]:
                 yield context.error(key, what, "choose strategy.kind: ddp, or one process")
 
 
-def _env(context: Context) -> Iterator[Diagnostic]:
+def _env(context: RecipeTree) -> Iterator[Diagnostic]:
     env, taken = context.get("env"), context.get("env_from")
     if not isinstance(env, Mapping):
         return
@@ -373,79 +313,7 @@ def _secrets_of(layer: Layer, harmless: Collection[str]) -> Iterator[Diagnostic]
         )
 
 
-def _masking(context: Context) -> Iterator[Diagnostic]:
-    if context.get("model.kind") != "hf" or context.get("model.task") != "masked_lm":
-        return
-    for key in ("data.prompt_field", "data.messages_field", "data.targets_field"):
-        if context.get(key):
-            what = f"{key} says what is learned, and model.task masked_lm learns tokens that it hides itself"
-            yield context.error(key, what, "remove it, or choose model.task: causal_lm")
-    known = context.get("model.mask_token") is not None or context.get("data.tokenizer") is not None
-    if not known and context.get("data.kind") != "target" and context.get("program.kind") == "builtin":
-        what = "model.task masked_lm requires model.mask_token"
-        hint = "set it, or name a tokenizer that has a mask token in data.tokenizer"
-        yield context.error("model.mask_token", what, hint)
-
-
-def _sample(context: Context) -> Iterator[Diagnostic]:
-    """Only models that give the next token can continue a text, or write one for a source."""
-    kind = context.get("model.kind")
-    other = kind == "target" or (kind == "hf" and context.get("model.task") not in ("causal_lm", TASK))
-    if context.get("sample.prompt") and other:
-        what = "a model of the user's own" if kind == "target" else f"a model for {context.get('model.task')}"
-        hint = "remove sample.prompt, or choose model.task: causal_lm"
-        yield context.error("sample.prompt", f"{what} cannot continue a text", hint)
-
-
-def _own_loss(context: Context) -> Iterator[Diagnostic]:
-    given = context.get("train.loss_reduction") != "mean"
-    if given and context.get("train.loss") is None and context.get("model.kind") != "target":
-        what = "train.loss_reduction is about a loss or a model of the user's own, and there is neither"
-        yield context.error("train.loss_reduction", what, "remove it, or name the function in train.loss")
-
-
-def _labels(context: Context) -> Iterator[Diagnostic]:
-    labelled = context.get("model.kind") == "hf" and context.get("model.task") == "sequence_classification"
-    if context.get("data.label_field") and not labelled and context.get("program.kind") == "builtin":
-        what = "data.label_field is for model.task sequence_classification, which this model is not for"
-        yield context.error("data.label_field", what, "remove it, or choose model.kind: hf and that task")
-    kind = context.get("data.kind") if labelled else None
-    if kind in ("text", "tokens"):
-        hint = "choose model.task: causal_lm, or data.kind: jsonl with data.label_field"
-        yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)
-    if kind in ("jsonl", "dataset") and not context.get("data.label_field"):
-        what = "model.task sequence_classification requires data.label_field"
-        yield context.error("model.task", what, "set data.label_field, or choose model.task: causal_lm")
-
-
-def _streaming(context: Context) -> Iterator[Diagnostic]:
-    """What needs the length of the data has none of a stream; and its settings do nothing without one."""
-    if context.get("program.kind") != "builtin" or context.incomplete:
-        return
-    if context.get("data.streaming") is not True and not context.get("data.mix"):  # which requires it
-        for key in ("data.shuffle_buffer", "data.shuffle_files", "data.validation_rows"):
-            if _changed(context, key):
-                yield context.error(key, f"{key} requires data.streaming: true", "set it, or remove this line")
-        return
-    why = "how many samples a stream has is not known before its end"
-    if context.get("train.steps") is None and "train.steps" not in context.broken:
-        key = "data.streaming" if context.get("train.epochs") is None else "train.epochs"
-        hint = "set train.steps; a source that ends before begins again"
-        yield context.error(key, "data.streaming requires train.steps", hint, why=why)
-    if _changed(context, "data.validation_fraction"):
-        what, hint = "data.validation_fraction is a share of data whose size is known", "set data.validation_rows"
-        yield context.error("data.validation_fraction", what, hint, why=why)
-    if context.get("predict.split") in ("train", "all"):
-        what = f"predict.split {context.get('predict.split')} is for every training sample, and a stream has no end"
-        yield context.error("predict.split", what, "set predict.split: validation")
-
-
-def _changed(context: Context, key: str) -> bool:
-    """Whether a layer gives it another value than its default; a recipe that was written out gives every one."""
-    return value_at(context.tree, key) not in (None, value_at(context.defaults, key))
-
-
-def _pushing(context: Context) -> Iterator[Diagnostic]:
+def _pushing(context: RecipeTree) -> Iterator[Diagnostic]:
     section = "checkpoint.push_to_hub"
     repo = context.get(f"{section}.repo")
     switches = ("env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE")  # the second counts where the first is not set
@@ -463,13 +331,11 @@ def _pushing(context: Context) -> Iterator[Diagnostic]:
         yield context.error(offline, what, "remove one of the two; `trainkit export --push` uploads later")
 
 
-RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
+RULES: tuple[RecipeRule, ...] = (
     _program,
     _characters,
     _script,
-    _length,
     _warmup,
-    _profile,
     _evaluation,
     _compile,
     _wrapping,
@@ -477,12 +343,14 @@ RULES: tuple[Callable[[Context], Iterator[Diagnostic]], ...] = (
     _devices,
     _nodes,
     _env,
-    _labels,
-    _streaming,
-    _masking,
-    check_pairs,
-    check_written,
-    _own_loss,
-    _sample,
     _pushing,
 )
+# Rules of a kind of program alone; they stand with the tool, and are imported where a recipe is for it.
+OF_PROGRAM: Mapping[str, Sequence[RecipeRule]] = Registry({"builtin": "trainkit.tools.builtin.recipe_rules:RULES"})
+
+
+def recipe_rules(tree: RecipeTree) -> tuple[RecipeRule, ...]:
+    """The rules for a recipe, with those of its kind of program."""
+    kind = tree.get("program.kind")
+    known = isinstance(kind, str) and kind in OF_PROGRAM and not tree.lacks_kind
+    return (*RULES, *(OF_PROGRAM[kind] if known else ()))

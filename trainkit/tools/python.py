@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import SourcedVariable, variable
-from trainkit.launch_plan.support import Refusal
+from trainkit.launch_plan.rules import incompatible
 from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.tools.base.draft import Draft, ImportContext, argv_origin
 from trainkit.tools.base.interface import NEVER_RESTARTS, LauncherCommand, nothing, unchanged
@@ -17,8 +17,13 @@ from trainkit.tools.registry import LAUNCHERS, launcher_of
 HELP = "starts one process"
 COMMAND = re.compile(r"python(\d+(\.\d+)*)?(\.exe)?|.*\.py")
 REQUIRES: Mapping[str, str] = {}
-UNSUPPORTED = (
-    Refusal({"ranks": ("several",)}, "launcher.kind", "`python` starts one process", "launcher.kind: torchrun"),
+INCOMPATIBLE = (
+    incompatible(
+        "launcher.kind",
+        lambda c: c.ranks > 1,
+        "`python` starts one process",
+        "launcher.kind: torchrun",
+    ),
     NEVER_RESTARTS,
 )
 argv = files = added = nothing

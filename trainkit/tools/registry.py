@@ -18,7 +18,7 @@ LAUNCHERS: Registry[Launcher] = Registry(
 )
 PROGRAMS: Registry[Program] = Registry(
     {
-        "builtin": f"{_HERE}.builtin",
+        "builtin": f"{_HERE}.builtin.program",
         "hf": f"{_HERE}.hf.program",
         "accelerate": f"{_HERE}.accelerate.program",
         "deepspeed": f"{_HERE}.deepspeed.program",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainkit.errors import Diagnostic, blocker, note
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.launch_plan.provenance import SourcedVariable, variable
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.schema.launching import ON_ACCELERATE
@@ -56,22 +56,22 @@ def environment(context: Context) -> Iterator[SourcedVariable]:
             yield variable(name, value, keys=("strategy.kind",), rule=rule)
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """How many chips compute, and which torch_xla that takes."""
     if not on_xla(context):
         return
     if is_spmd(context):
         size = context.batch.micro or "the script's own"
         what = f"the batch of {size} is that of the one process, and SPMD splits it over all chips"
-        yield Notice("note", what, "set batch.micro to a multiple of the number of chips")
+        yield note(what, "set batch.micro to a multiple of the number of chips")
     elif context.recipe.program.kind in ON_ACCELERATE:
         what = "the run uses chip 0 alone; chips of TPU v2 and v3 have two cores, which accelerate counts as processes"
-        yield Notice("note", what, "strategy.kind: fsdp with program.kind: hf uses every chip of the machine")
+        yield note(what, "strategy.kind: fsdp with program.kind: hf uses every chip of the machine")
     if context.recipe.program.kind in ON_ACCELERATE and context.dtype == "bf16":
         what = "on XLA bf16 is the format of every float: parameters, gradients and the optimizer's state too"
-        yield Notice("note", what, "torch_xla 2.9 does this with a warning that later ones will not")
+        yield note(what, "torch_xla 2.9 does this with a warning that later ones will not")
     # torch_xla is compiled against one release of torch.
     torch, xla = (context.facts.packages.get(name, "") for name in ("torch", "torch-xla"))
     if torch and xla and torch.split(".")[:2] != xla.split(".")[:2]:
         what = f"torch_xla {xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch {torch} is installed"
-        yield Notice("blocker", what, "install both of one release: pip install 'torch==2.9.*' 'torch_xla[tpu]==2.9.*'")
+        yield blocker(what, "install both of one release: pip install 'torch==2.9.*' 'torch_xla[tpu]==2.9.*'")

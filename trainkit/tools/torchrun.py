@@ -43,7 +43,7 @@ T = TypeVar("T")
 HELP = "is PyTorch's own"
 COMMAND = re.compile(r"torchrun|torch\.distributed\.(run|launch)")
 REQUIRES: Mapping[str, str] = {"torch": "2.6"}
-UNSUPPORTED = ALWAYS_A_GROUP
+INCOMPATIBLE = ALWAYS_A_GROUP
 files = environment = nothing  # torchrun sets the rank environment itself
 _LOCAL_RANK = re.compile(r"(--local[-_]rank)=\$\{local_rank\}")  # which torchrun fills in
 

@@ -95,7 +95,7 @@ def train_and_report(
     settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
-    from trainkit.planner.streaming import is_packed_stream
+    from trainkit.recipe.schema.model import is_packed_stream
     from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.checkpoint.uploading import finish_pushes
     from trainkit.trainer.data.loader import slow_data_warning

@@ -7,15 +7,15 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
-from trainkit.planner.dtype import fast_format
-from trainkit.planner.memory import in_words, largest, parameters
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
 from trainkit.text import GIB, MIB, counted
 from trainkit.tools.base.fsdp_settings import SHARDING as EVERY_VERSION
+from trainkit.tools.builtin.memory import in_words, largest, parameters
 from trainkit.tools.registry import LAUNCHERS
 from trainkit.wizard.planner_check import ENGINES, UNCONFIGURED, check, needs_strategy, reaches, used_cards, validated
 from trainkit.wizard.question import AnswerError, Choice, Question, Settings, Topic, View, offered

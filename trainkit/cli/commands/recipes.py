@@ -149,15 +149,15 @@ def judge(
 
 def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
     """What a plan on this machine would say of a model that its task cannot train, of a tokenizer or of adapters."""
-    from trainkit.planner.rules import adapter_problems, chat_problems
-
-    found = [*chat_problems(resolved), *adapter_problems(resolved)]
-    if resolved.recipe.model.kind != "hf":
-        return found
+    if resolved.recipe.program.kind != "builtin":
+        return []
+    from trainkit.launch_plan.context import Asked
     from trainkit.machine.host import probe_packages
-    from trainkit.planner.architectures import architecture_problems
+    from trainkit.rule import check
+    from trainkit.tools.builtin.rules import INPUT_RULES
 
-    return [*architecture_problems(resolved, probe_packages()["packages"].get("transformers")), *found]
+    packages = probe_packages()["packages"] if resolved.recipe.model.kind == "hf" else {}
+    return check(INPUT_RULES, Asked(resolved, packages))
 
 
 def explain(

@@ -157,6 +157,11 @@ def is_packed(recipe: Any) -> bool:
     return bool(recipe.data.packing) and not apart
 
 
+def is_packed_stream(recipe: Any) -> bool:
+    """Whether every process that reads has to turn all rows into tokens, to know where its samples begin."""
+    return getattr(recipe.data, "streaming", False) and is_packed(recipe)
+
+
 def quantized_bits(recipe: Any) -> int:
     """Bits of the frozen weights that a recipe asks for; 0 where they stay as they are."""
     return recipe.model.quantize.bits if isinstance(recipe.model, HfModel) else 0

@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.context import Context, bare_context
 from trainkit.launch_plan.provenance import Source
-from trainkit.launch_plan.support import Combination
 from trainkit.machine.selection import ORDER
 from trainkit.tools.accelerate import launcher
 from trainkit.tools.accelerate.launcher import CONFIG
@@ -29,21 +28,13 @@ def unfit(context: Context) -> str:
     return "DeepSpeed and accelerate do not compile together" if compiled else ""
 
 
-def combinations(context: Context) -> tuple[Combination, ...]:
+def started(context: Context) -> tuple[Context, ...]:
     """What would be started; on a TPU accelerate starts it in a way of its own, which the file names."""
-    topology = context.topology
     if on_xla(context):
         return ()
-    started = Combination(
-        strategy=context.recipe.strategy.kind,
-        launcher="accelerate",
-        program="accelerate",
-        device=topology.device,
-        ranks="one" if topology.world_size == 1 else "several",
-        nodes="one" if topology.nodes == 1 else "several",
-        dtype=context.dtype,
-    )
-    return (started,)
+    nodes, device = context.topology.nodes, context.topology.device
+    ranks, dtype = context.ranks, context.dtype
+    return (bare_context(context.strategy, "accelerate", "accelerate", device, ranks, nodes=nodes, dtype=dtype),)
 
 
 def files(context: Context, folder: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from trainkit.errors import UsageError
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import OWN_INTERPRETER, Source, SourcedFile, SourcedVariable, Token, variable
-from trainkit.launch_plan.support import Refusal
+from trainkit.launch_plan.rules import incompatible
 from trainkit.machine.facts import at_least, has
 from trainkit.recipe.schema.fields import nest
 from trainkit.recipe.schema.launching import ON_ACCELERATE
@@ -37,18 +37,18 @@ from trainkit.tools.deepspeed.launcher import by_import
 HELP = "is `accelerate launch`, with a config file that the plan writes"
 COMMAND = re.compile(r"accelerate(-launch|\.commands\.launch)?")
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "accelerate": "1.9"}
-UNSUPPORTED = (
-    Refusal(
-        {"ranks": ("one",), "restarts": ("yes",)},
+INCOMPATIBLE = (
+    incompatible(
         "launcher.max_restarts",
+        lambda c: c.ranks == 1 and c.recipe.launcher.max_restarts,
         "accelerate starts a single process directly and never restarts it",
         "launcher.kind: torchrun, or launcher.max_restarts: 0",
     ),
-    Refusal(
-        {"device": ("xla",)},
+    incompatible(
         "launcher.kind",
-        "accelerate launch does not run the script on a TPU: it imports it and calls its main() once for each chip, in "
-        "processes that trainkit does not see",
+        lambda c: c.device == "xla",
+        "accelerate launch does not run the script on a TPU: it imports it and calls its main() once for each "
+        "chip, in processes that trainkit does not see",
         "launcher.kind: python; Accelerator() finds XLA by itself",
     ),
 )

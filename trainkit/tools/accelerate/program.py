@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.launch_plan.provenance import SourcedFile, SourcedVariable, variable
-from trainkit.launch_plan.support import LAUNCHED, OWN_CHECKPOINT, Reach, Table, no_way
+from trainkit.launch_plan.rules import (
+    LAUNCHED,
+    OWN_CHECKPOINT,
+    InputRule,
+    PlanRule,
+    Support,
+    Table,
+    incompatible,
+    unsupported,
+)
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.schema import Ddp, Fsdp
 from trainkit.tools.accelerate import importer
@@ -31,19 +39,19 @@ READ = "Accelerator() reads it"
 LOGS = (*own_scripts.LIBRARIES, "ACCELERATE_LOG_LEVEL")
 wrapper = partial(own_scripts.wrapper, names=LOGS)
 
-ENVIRONMENT = Reach("the environment of Accelerator()")
+ENVIRONMENT = Support("the environment of Accelerator()")
 # Keys whose values are variables of Accelerator(); the kind of strategy is decided before.
 VARIABLES = {key for each in SETTINGS if each.variable for key in each.keys} - LAUNCHED.keys()
 
 
-def _own(what: str, example: str, *anyway: object) -> Reach:
-    return no_way(f"the script {what}", f"pass what the script takes in program.args, as {example}", *anyway)
+def _own(what: str, example: str, *accepted: object) -> Support:
+    return unsupported(f"the script {what}", f"pass what the script takes in program.args, as {example}", *accepted)
 
 
 _KWARGS = "Accelerator() takes it from a DistributedDataParallelKwargs that the script hands it"
 _PLUGIN = "accelerate reads no such setting outside of the script"
 
-REACH: Table = {
+SUPPORT: Table = {
     **LAUNCHED,
     "model": _own("makes its own model", "model_name_or_path"),
     "data": _own("makes its own DataLoader", "num_workers"),
@@ -53,7 +61,7 @@ REACH: Table = {
     "optimizer": _own("makes its own optimizer", "learning_rate"),
     "schedule": _own("makes its own schedule", "lr_scheduler_type"),
     "train": _own("has its own loop", "num_train_epochs, max_train_steps or seed"),
-    "train.max_grad_norm": Reach(DEEPSPEED),
+    "train.max_grad_norm": Support(DEEPSPEED),
     "eval": _own("evaluates by itself", "eval_steps"),
     "predict": _own("predicts by itself", "do_predict"),
     "sample": _own("generates by itself", "prompt"),
@@ -65,27 +73,53 @@ REACH: Table = {
     "efficiency.compile": ENVIRONMENT,
     "batch": _own("makes its own DataLoader", "per_device_train_batch_size"),
     "precision.weights": _own("loads its own weights", "torch_dtype"),
-    "precision.eval": no_way(
+    "precision.eval": unsupported(
         "Accelerator() evaluates in the format of the training", "leave precision.eval out", "same"
     ),
-    "precision.tf32": no_way(
+    "precision.tf32": unsupported(
         "accelerate reads no such setting",
         "set torch.backends.cuda.matmul.allow_tf32 in the script, and leave precision.tf32 out",
         None,
     ),
-    "hang.collective_seconds": no_way(
+    "hang.collective_seconds": unsupported(
         "Accelerator() takes it from an InitProcessGroupKwargs that the script hands it",
         "give it there, as timeout, and leave hang.collective_seconds out",
     ),
     "efficiency.attention": _own("makes its own model", "attn_implementation"),
-    "efficiency.gradient_checkpointing.selective": no_way("accelerate recomputes whole units", "leave it out", False),
-    "strategy.find_unused_parameters": no_way(_KWARGS, "give it there", False),
-    "strategy.limit_all_gathers": no_way(_PLUGIN, "leave it out", True, None),
-    "strategy.prefetch": no_way(_PLUGIN, "leave it out", 1),
-    "strategy.reduce_gradients": no_way("accelerator.accumulate() reduces once", "leave it out, or write once", "once"),
-    "strategy.reduce_dtype": Reach("Accelerator()"),  # what it does anyway
-    **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Reach(DEEPSPEED)),
+    "efficiency.gradient_checkpointing.selective": unsupported(
+        "accelerate recomputes whole units", "leave it out", False
+    ),
+    "strategy.find_unused_parameters": unsupported(_KWARGS, "give it there", False),
+    "strategy.limit_all_gathers": unsupported(_PLUGIN, "leave it out", True, None),
+    "strategy.prefetch": unsupported(_PLUGIN, "leave it out", 1),
+    "strategy.reduce_gradients": unsupported(
+        "accelerator.accumulate() reduces once", "leave it out, or write once", "once"
+    ),
+    "strategy.reduce_dtype": Support("Accelerator()"),  # what it does anyway
+    **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Support(DEEPSPEED)),
 }
+
+INCOMPATIBLE: tuple[PlanRule, ...] = (
+    incompatible(
+        "strategy.kind",
+        lambda c: c.device == "xla" and c.strategy == "fsdp",
+        "under XLA accelerate takes its FSDP settings and silently shards nothing",
+        "strategy.kind: single, or program.kind: hf, whose Trainer shards with torch_xla",
+    ),
+    incompatible(
+        "strategy.kind",
+        lambda c: c.strategy == "fsdp" and c.device == "cpu",
+        "on a CPU accelerate silently trains with DDP, or with copies that never talk to one another",
+        "strategy.kind: ddp, or zero3, which shards on a CPU too",
+    ),
+    incompatible(
+        "precision.dtype",
+        lambda c: c.strategy in ("single", "ddp") and c.device == "cpu" and c.dtype == "fp16",
+        "on a CPU accelerate takes fp16 and silently computes in fp32",
+        "precision.dtype: bf16 or fp32",
+    ),
+)
+INPUT_RULES: tuple[InputRule, ...] = ()
 
 # accelerate, utils/dataclasses.py: DynamoBackend
 BACKENDS = (
@@ -129,20 +163,20 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     return tuple(variables)
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """What stays the script's own, and what accelerate does by itself."""
     what = "model, data, optimizer and the loop are the script's own; its DataLoader decides the micro batch"
-    yield Notice("note", what, "pass the script's own settings in program.args")
+    yield note(what, "pass the script's own settings in program.args")
     yield from wrapping_notices(context)
     if context.zero:
         yield from _zero_notices(context)
     chosen = context.recipe.efficiency.compile
     if chosen.enabled and chosen.dynamic is None:
         what = "accelerate compiles for the sizes that it sees (dynamic=False): other sizes are compiled again"
-        yield Notice("note", what, "set efficiency.compile.dynamic to true where sizes change")
+        yield note(what, "set efficiency.compile.dynamic to true where sizes change")
 
 
-def _zero_notices(context: Context) -> Iterator[Notice]:
+def _zero_notices(context: Context) -> Iterator[Diagnostic]:
     if not context.resolved.given("train.max_grad_norm"):
         base = context.resolved.attachments.get("strategy.config")
         found = value_at(base.tree, "gradient_clipping") if base else "auto"
@@ -150,14 +184,14 @@ def _zero_notices(context: Context) -> Iterator[Notice]:
             found, f"{found}, as its file says"
         )
         what = f"DeepSpeed scales gradients down to a norm of {norm}: clip_grad_norm_ does nothing then"
-        yield Notice("note", what, "set train.max_grad_norm to the script's own")
+        yield note(what, "set train.max_grad_norm to the script's own")
     if context.topology.device == "cpu" and context.topology.world_size > 1:
         what = (
             "on a CPU, Accelerator() counts one process under DeepSpeed unless it is given the backend: the run would "
             "end with `Check batch related parameters`"
         )
         hint = 'write Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]) in the script'
-        yield Notice("warning", what, hint)
+        yield warning(what, hint)
 
 
 def problems(context: Context) -> Iterator[Diagnostic]:
@@ -224,3 +258,6 @@ def _variables(context: Context) -> Iterator[Diagnostic]:
             what = f"{key.partition('.')[0]} names {name}, which the plan decides"
             hint = "use strategy, precision, efficiency or batch.accumulation"
             yield context.resolved.error(key, what, hint)
+
+
+RULES: tuple[PlanRule, ...] = (problems, notices)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainkit.errors import Diagnostic, Origin
+from trainkit.errors import Diagnostic, Origin, note
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.suggestions import did_you_mean
@@ -139,12 +138,12 @@ def of_first_version(context: Context) -> Iterator[str]:
             yield f"strategy.{name}"
 
 
-def wrapping_notices(context: Context) -> Iterator[Notice]:
+def wrapping_notices(context: Context) -> Iterator[Diagnostic]:
     """Without class names the libraries wrap by those that the model itself names, if it does."""
     strategy = context.recipe.strategy
     if isinstance(strategy, Fsdp) and strategy.auto_wrap == "transformer" and not strategy.wrap_classes:
         what = "strategy.wrap_classes is empty: a model that does not name its blocks (_no_split_modules) is one unit"
-        yield Notice("note", what, "name the class of its blocks")
+        yield note(what, "name the class of its blocks")
 
 
 def only_by_size(tool: str) -> str:

@@ -1,48 +1,49 @@
-"""What a launcher module and a module for a kind of program offer; all are listed in `frameworks.registry`."""
+"""What a launcher module and a module for a kind of program offer; all are listed in `tools.registry`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from trainkit.errors import Diagnostic
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.launch_plan.provenance import SourcedFile, SourcedVariable, Token
-from trainkit.launch_plan.support import Refusal, Table
+from trainkit.launch_plan.rules import InputRule, PlanRule, Table, incompatible
 
 if TYPE_CHECKING:
     from trainkit.tools.base.draft import Draft, ImportContext
 
-# Unsupported under launchers that make each process a rank of a group, a single one too.
-ALWAYS_A_GROUP: tuple[Refusal, ...] = (
-    Refusal(
-        {"device": ("mps",)},
+# Of launchers that make each process a rank of a group, a single one too.
+ALWAYS_A_GROUP: tuple[PlanRule, ...] = (
+    incompatible(
         "launcher.kind",
+        lambda c: c.device == "mps",
         "this launcher is for several processes, and MPS takes one",
         "launcher.kind: python",
     ),
-    Refusal(
-        {"device": ("xla",), "ranks": ("one",)},
+    incompatible(
         "launcher.kind",
+        lambda c: c.device == "xla" and c.ranks == 1,
         "this launcher is for several processes, and a run on XLA is one",
         "launcher.kind: python",
     ),
-    *(
-        Refusal(
-            {"program": (kind,), "strategy": ("single",)},
-            "launcher.kind",
-            f"this launcher sets LOCAL_RANK, and {wraps} wraps the model in DDP wherever it finds that",
-            f"launcher.kind: {instead}, or strategy.kind: ddp",
-        )
-        for kind, wraps, instead in (("hf", "Trainer", "python"), ("accelerate", "accelerate", "accelerate or python"))
+    incompatible(
+        "launcher.kind",
+        lambda c: c.program == "hf" and c.strategy == "single",
+        "this launcher sets LOCAL_RANK, and Trainer wraps the model in DDP wherever it finds that",
+        "launcher.kind: python, or strategy.kind: ddp",
+    ),
+    incompatible(
+        "launcher.kind",
+        lambda c: c.program == "accelerate" and c.strategy == "single",
+        "this launcher sets LOCAL_RANK, and accelerate wraps the model in DDP wherever it finds that",
+        "launcher.kind: accelerate or python, or strategy.kind: ddp",
     ),
 )
-NEVER_RESTARTS = Refusal(
-    {"restarts": ("yes",)},
+NEVER_RESTARTS = incompatible(
     "launcher.max_restarts",
+    lambda c: c.recipe.launcher.max_restarts,
     "this launcher never restarts ranks",
     "launcher.kind: torchrun, or launcher.max_restarts: 0",
 )
@@ -82,7 +83,7 @@ class Launcher(Protocol):
     HELP: str  # what it is, behind its name
     COMMAND: re.Pattern[str]  # names of commands, and of modules behind `python -m`, that are this launcher
     REQUIRES: Mapping[str, str]  # package -> the oldest version that works
-    UNSUPPORTED: tuple[Refusal, ...]  # what does not work under this launcher
+    INCOMPATIBLE: tuple[PlanRule, ...]  # what does not work under this launcher
 
     def argv(self, context: Context) -> tuple[Token, ...]:
         """The launcher's own words, up to and without the program."""
@@ -148,13 +149,13 @@ class Detection:
 class Program(Protocol):
     """What a program module offers; every function is pure."""
 
-    REACH: Table  # how each setting of the recipe reaches the program, and why the others cannot
+    INCOMPATIBLE: tuple[PlanRule, ...]  # what programs of this kind cannot be run with
+    RULES: tuple[PlanRule, ...]  # what else is wrong, or good to know, once every decision is taken
+    INPUT_RULES: tuple[InputRule, ...]  # what is asked before a device is chosen
+    SUPPORT: Table  # how each setting of the recipe reaches the program, and why the others cannot
     REQUIRES: Mapping[str, str]  # package -> the oldest version that works
     DETECTION: Detection
     STRATEGY_BY: str  # who sets the strategy up, as the plan says it; empty for the built-in trainer
-
-    def problems(self, context: Context) -> Iterable[Diagnostic]:
-        """What is wrong, that is known only with every decision taken."""
 
     def reason(self, context: Context) -> str:
         """What the program is, for people."""
@@ -170,9 +171,6 @@ class Program(Protocol):
 
     def environment(self, context: Context) -> tuple[SourcedVariable, ...]:
         """Variables through which settings reach the program."""
-
-    def notices(self, context: Context) -> Iterable[Notice]:
-        """What the user should know about how settings reach the program."""
 
     def read(self, draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
         """Import a script's arguments: those with a recipe key become settings, and the others are returned."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from trainkit.errors import Diagnostic, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice, Text
+from trainkit.launch_plan.model import Text
 from trainkit.launch_plan.provenance import SourcedVariable, Token, interpreter, token, variable
 from trainkit.recipe.schema.launching import Scalar, program_argv
 from trainkit.text import counted
@@ -110,19 +111,19 @@ _SPREADS = {
 }
 
 
-def several_cards(context: Context) -> Iterator[Notice]:
+def several_cards(context: Context) -> Iterator[Diagnostic]:
     """What a program does with more cards than ranks."""
     if not context.sees_several:
         return
     n, kind = len(context.devices), context.recipe.program.kind
     if context.processes == 1 and context.recipe.strategy.kind == "single" and context.launcher == "python":
-        yield Notice("note", f"one process sees {n} cards: {_SPREADS[kind].format(n=n)}", "devices.select: 1 shows one")
+        yield note(f"one process sees {n} cards: {_SPREADS[kind].format(n=n)}", "devices.select: 1 shows one")
         return
     what = f"{counted(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} cards"
-    yield Notice("note", f"{what}: libraries take the i-th for rank i, and the others are the program's own affair")
+    yield note(f"{what}: libraries take the i-th for rank i, and the others are the program's own affair")
 
 
-def made_strategy(context: Context) -> Iterator[Notice]:
+def made_strategy(context: Context) -> Iterator[Diagnostic]:
     """A strategy that the script's source gives to its TrainingArguments: it counts, whatever the plan says."""
     made = made_in_script(context.resolved.script)
     for name in ("deepspeed", "fsdp") if made else ():
@@ -130,7 +131,7 @@ def made_strategy(context: Context) -> Iterator[Notice]:
         if made and value is not None and ast.unparse(value) not in ("None", "False", "''", "[]"):
             what = f"line {made.line} of {context.recipe.program.script} says {name}={ast.unparse(value)[:80]}"
             hint = "leave it out there and set strategy.kind, so that the plan is about what runs"
-            yield Notice("warning", f"{what}: Trainer sets that strategy up, whatever the plan says", hint)
+            yield warning(f"{what}: Trainer sets that strategy up, whatever the plan says", hint)
 
 
 # How much libraries say, which they read from the environment: one level on main ranks, another on the rest.

@@ -7,9 +7,8 @@ from copy import deepcopy
 from json import dumps
 from typing import Any
 
-from trainkit.errors import Diagnostic, RecipeError
+from trainkit.errors import Diagnostic, RecipeError, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.launch_plan.provenance import Source, SourcedFile
 from trainkit.machine.facts import at_least
 from trainkit.recipe.merge import value_at
@@ -259,7 +258,7 @@ KEYS: Mapping[str, str] = {
 OPTIMIZERS: Mapping[str, str] = dict.fromkeys(("onebitadam", "onebitlamb", "zerooneadam"), "0.19.7")
 
 
-def removed_notices(context: Context) -> Iterator[Notice]:
+def removed_notices(context: Context) -> Iterator[Diagnostic]:
     """A warning for each."""
     base, installed = context.resolved.attachments.get("strategy.config"), context.facts.packages.get("deepspeed", "")
     if base is None or not context.zero or not installed:  # a missing package is said by itself
@@ -271,4 +270,4 @@ def removed_notices(context: Context) -> Iterator[Notice]:
     for name, first in asked.items():
         if at_least(installed, first):
             what = f"DeepSpeed {installed} no longer has {name}, which the DeepSpeed file asks for"
-            yield Notice("warning", what, f"pip install 'deepspeed<{first}', or take it out of the file")
+            yield warning(what, f"pip install 'deepspeed<{first}', or take it out of the file")

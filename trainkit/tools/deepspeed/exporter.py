@@ -13,7 +13,7 @@ from trainkit.tools.deepspeed.config import config_file
 from trainkit.tools.deepspeed.fields import FILE, OPTIMIZER_KEYS, has_schedule
 from trainkit.tools.registry import PROGRAMS
 
-notes = combinations = nothing
+notes = started = nothing
 _DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import OWN_INTERPRETER, SourcedVariable, Token, token, variable
-from trainkit.launch_plan.support import Refusal
+from trainkit.launch_plan.rules import incompatible
 from trainkit.machine.facts import has
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.paths import absolute
@@ -46,29 +46,29 @@ SORTED = "deepspeed sorts the cards: rank 0 is on card {}"
 HELP = "is DeepSpeed's own, for one machine"
 COMMAND = re.compile(r"deepspeed(\.launcher\.runner)?")
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "deepspeed": "0.16"}
-UNSUPPORTED = (
+INCOMPATIBLE = (
     *ALWAYS_A_GROUP,
-    Refusal(
-        {"nodes": ("several",)},
+    incompatible(
         "launcher.kind",
+        lambda c: c.topology.nodes > 1,
         "the deepspeed launcher requires a hostfile that names every machine, and numbers the ranks by that file",
         "launcher.kind: torchrun, which runs every strategy on several nodes, the zero ones too",
     ),
-    Refusal(
-        {"device": ("cuda",), "order": ("other",)},
+    incompatible(
         "devices.select",
+        lambda c: c.device == "cuda" and [gpu.index for gpu in c.cards] != sorted(gpu.index for gpu in c.cards),
         "the deepspeed launcher sorts the cards, so ranks would sit on other cards than the recipe says",
         "devices.select in ascending order, or launcher.kind: torchrun",
     ),
-    Refusal(
-        {"cards": ("mig",)},
+    incompatible(
         "launcher.kind",
+        lambda c: c.kind_of_cards == "mig",
         "the deepspeed launcher takes cards by number only, and parts of a card have none",
         "launcher.kind: python",
     ),
-    Refusal(
-        {"cards": ("amd",)},
+    incompatible(
         "launcher.kind",
+        lambda c: c.kind_of_cards == "amd",
         "the deepspeed launcher renumbers cards in CUDA_VISIBLE_DEVICES, while ROCm goes by HIP_VISIBLE_DEVICES",
         "launcher.kind: torchrun, which runs the zero strategies too",
     ),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, note
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice, Variable
+from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import SourcedFile, SourcedVariable, Token, token, variable
-from trainkit.launch_plan.support import LAUNCHED, Reach, Table, no_way
+from trainkit.launch_plan.rules import LAUNCHED, InputRule, PlanRule, Support, Table, incompatible, unsupported
 from trainkit.tools.base import own_scripts
 from trainkit.tools.base.draft import Draft, ImportContext
 from trainkit.tools.base.fields import said, said_below
@@ -33,22 +33,39 @@ DETECTION = Detection(
     frozenset({FLAG.removeprefix("--")}),
 )
 _OWN = "the script does this itself"
-REACH: Table = {
+SUPPORT: Table = {
     **LAUNCHED,
-    **dict.fromkeys((*CARRIED, "strategy"), Reach(FILE)),
-    "train.steps": Reach(f"{FILE}, as the length of the schedule"),
-    COLLECTIVES: Reach(TIMEOUT),
-    "efficiency.gradient_checkpointing": no_way(
+    **dict.fromkeys((*CARRIED, "strategy"), Support(FILE)),
+    "train.steps": Support(f"{FILE}, as the length of the schedule"),
+    COLLECTIVES: Support(TIMEOUT),
+    "efficiency.gradient_checkpointing": unsupported(
         "DeepSpeed recomputes what the script hands to deepspeed.checkpointing",
         "put activation_checkpointing in the file that strategy.config names, and leave it out here",
         False,
     ),
-    "data.pin_memory": no_way(_OWN, "leave it out", False),  # which the preset for CPUs says
+    "data.pin_memory": unsupported(_OWN, "leave it out", False),  # which the preset for CPUs says
     **dict.fromkeys(
         ("model", "data", "peft", "sample", "eval", "checkpoint"),
-        no_way(_OWN, "pass what the script takes in program.args", "never"),
+        unsupported(_OWN, "pass what the script takes in program.args", "never"),
     ),
 }
+
+
+INCOMPATIBLE: tuple[PlanRule, ...] = (
+    incompatible(
+        "strategy.kind",
+        lambda c: c.strategy == "fsdp",
+        "a program on DeepSpeed's engine trains with ZeRO, or with what its own code configures",
+        "strategy.kind: zero3, which shards too; ddp or single for a script that configures the engine in its code",
+    ),
+    incompatible(
+        "devices.type",
+        lambda c: c.device == "xla",
+        "DeepSpeed does not run through torch_xla",
+        "program.kind: hf with strategy.kind: fsdp, which shards over the chips",
+    ),
+)
+INPUT_RULES: tuple[InputRule, ...] = ()
 
 
 def problems(context: Context) -> Iterator[Diagnostic]:
@@ -114,11 +131,11 @@ def environment(context: Context) -> Iterator[SourcedVariable]:
         yield variable(TIMEOUT, str(context.recipe.hang.collective_seconds // 60), keys=(COLLECTIVES,))
 
 
-def notices(context: Context) -> tuple[Notice, ...]:
+def notices(context: Context) -> tuple[Diagnostic, ...]:
     """What the file says can be overruled in the script."""
     sections = {"optimizer": "optimizer", "schedule": "lr_scheduler"}
     return tuple(
-        Notice("note", f"a script that passes {sections[section]} to deepspeed.initialize overrules {section} here")
+        note(f"a script that passes {sections[section]} to deepspeed.initialize overrules {section} here")
         for section in sections
         if said(context, section)
     )
@@ -133,3 +150,6 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]
     use_as_base(draft, context, next(iter(given.values), ""), given.origin)
     more = given.values[1:]  # words behind the file are the script's own
     return [word for each in found for word in (more if each is given else each.words)]
+
+
+RULES: tuple[PlanRule, ...] = (problems, notices)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainkit.errors import Diagnostic, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.recipe.merge import value_at
 from trainkit.tools.base.draft import Draft, ImportContext, open_foreign_file
 from trainkit.tools.base.fields import said
@@ -36,13 +36,13 @@ def implied(context: Context) -> dict[str, float]:
     return {field: value for field, value in found if value is not None}
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """What Trainer is told in vain, because it takes the file's word for it (integrations/deepspeed.py)."""
     base = context.resolved.attachments.get("strategy.config")
     if context.recipe.strategy.kind == "zero3" and str(context.recipe.env.get(ZERO3_INIT)).lower() == "false":
         # integrations/deepspeed.py: what --deepspeed names is announced to from_pretrained, whatever the variable says
         what = f"Trainer builds the model of stage 3 in parts where --deepspeed is given, and {ZERO3_INIT} does nothing"
-        yield Notice("warning", what, "leave it out")
+        yield warning(what, "leave it out")
     if base is None or not context.zero:
         return
     for section, recipe, flag in (
@@ -52,11 +52,11 @@ def notices(context: Context) -> Iterator[Notice]:
         kind = value_at(base.tree, f"{section}.type")
         if kind is not None and (said(context, recipe) or flag in own_flags(context.resolved)):
             what = f"Trainer takes the {section} {kind} of the DeepSpeed file, and not what --{flag} says"
-            yield Notice("warning", what, f"remove {section} from the file to have the script's own")
+            yield warning(what, f"remove {section} from the file to have the script's own")
     if value_at(base.tree, "gradient_clipping") is None and said(context, "train.max_grad_norm"):
         norm = context.recipe.train.max_grad_norm
         what = f"the DeepSpeed file has no gradient_clipping: max_grad_norm {norm:g} does not reach DeepSpeed, which "
-        yield Notice("warning", f"{what}clips at 1 (not at all before 0.19.3)", 'add "gradient_clipping": "auto"')
+        yield warning(f"{what}clips at 1 (not at all before 0.19.3)", 'add "gradient_clipping": "auto"')
 
 
 def _number(tree: Any, key: str) -> float | None:

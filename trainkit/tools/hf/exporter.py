@@ -15,7 +15,7 @@ from trainkit.tools.hf import fsdp_config, program
 from trainkit.tools.hf.fields import OUTPUT
 from trainkit.tools.registry import LAUNCHERS
 
-notes = combinations = nothing
+notes = started = nothing
 COMMAND = "command.sh"
 _PLACE = text(Variable.RUN_DIR, f"/{OUTPUT}")
 

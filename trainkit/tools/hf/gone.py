@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from trainkit.errors import Diagnostic, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.launch_plan.provenance import Token, token
 from trainkit.tools.base import fsdp_settings as sharding
 from trainkit.tools.base import own_scripts
@@ -178,7 +178,7 @@ def _is_declared(name: str, script: str) -> bool:
     return re.search(rf"^\s*{name}\s*:|[\"']--{name}[\"']", script, re.MULTILINE) is not None
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """What became of words that the installed version does not have."""
     installed, own = f"transformers {version(context)}", context.recipe.program.args
     words = script_flags([word for word, _ in own_scripts.arguments(own)])
@@ -189,9 +189,9 @@ def notices(context: Context) -> Iterator[Notice]:
             continue
         spoken = None if isinstance(flag, FileValue) else _spoken(flag, context)
         if spoken:
-            yield Notice("note", f"{installed} has no {written(flag)}: {shown(flag)} reaches it as {' '.join(spoken)}")
+            yield note(f"{installed} has no {written(flag)}: {shown(flag)} reaches it as {' '.join(spoken)}")
         elif spoken == ():
-            yield Notice("note", f"{installed} has no {written(flag)}: it is left out; instead of it, {old.help}")
+            yield note(f"{installed} has no {written(flag)}: it is left out; instead of it, {old.help}")
         else:
             what = f"{says(flag)}, which TrainingArguments of {installed} no longer have"
-            yield Notice("warning", what, f"unless the script declares it itself, write {old.help}")
+            yield warning(what, f"unless the script declares it itself, write {old.help}")

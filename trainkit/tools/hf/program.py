@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice, Variable
+from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import (
     Source,
     SourcedFile,
@@ -15,9 +16,11 @@ from trainkit.launch_plan.provenance import (
     resume_word,
     token,
 )
+from trainkit.launch_plan.rules import InputRule, PlanRule, incompatible, unsupported_optimizers
 from trainkit.lazy import call
 from trainkit.machine.facts import at_least
-from trainkit.optimizers import OTHER_NAMES
+from trainkit.optimizers import ON_DEEPSPEED, OTHER_NAMES
+from trainkit.tools import compile_backends
 from trainkit.tools.base import own_scripts
 from trainkit.tools.base.fields import said, said_below
 from trainkit.tools.base.fsdp_settings import wrapping_notices
@@ -27,10 +30,10 @@ from trainkit.tools.hf import deepspeed, fsdp_config, gone
 from trainkit.tools.hf.argv_reader import MARKS, SHARED_MARKS, FileValue, own_flags, rendered, says, written
 from trainkit.tools.hf.fields import FIELDS, OUTPUT, PUSH, Argument
 from trainkit.tools.hf.fsdp_config import BEYOND, OLDEST, UNTIL, can, version
-from trainkit.tools.hf.support import REACH, given_fields, problems, resumes
+from trainkit.tools.hf.support import SUPPORT, given_fields, problems, resumes
 from trainkit.tools.torch_xla import is_spmd, on_xla
 
-__all__ = ["REACH", "problems"]
+__all__ = ["SUPPORT"]
 
 REQUIRES: Mapping[str, str] = {"transformers": OLDEST, "torch": "2.6", "accelerate": "1.9"}
 STRATEGY_BY = "done by Trainer, which is told: "
@@ -52,6 +55,35 @@ RESUMABLE = ("checkpoint", "all_checkpoints")
 REWRITTEN = frozenset({"use_cpu", "fsdp", "report_to", "lr_scheduler_kwargs", "resume_from_checkpoint"})
 IMPLIED = "the plan decides it, so the program is given it"
 XLA_OPTIMIZER = "an optimizer for torch_xla's FSDP"
+INCOMPATIBLE: tuple[PlanRule, ...] = (
+    incompatible(
+        "batch.global",
+        lambda c: c.launcher == "python" and c.sees_several and c.recipe.batch.global_ != "auto",
+        "in one process that sees several cards Trainer multiplies the batch by their number, unless the script "
+        "has laid the model over them (device_map): the sum cannot be promised",
+        "batch.micro and batch.accumulation instead, strategy.kind: ddp, or devices.select: 1",
+    ),
+    incompatible(
+        "strategy.kind",
+        lambda c: c.strategy == "fsdp" and c.device == "cpu",
+        "on a CPU Trainer takes --fsdp and silently trains with DDP",
+        "strategy.kind: ddp, or zero3, which shards on a CPU too",
+    ),
+    incompatible(
+        "precision.dtype",
+        lambda c: c.strategy in ("single", "ddp", "fsdp") and c.device == "cpu" and c.dtype == "fp16",
+        "on a CPU Trainer takes --fp16 and silently computes in fp32",
+        "precision.dtype: bf16 or fp32",
+    ),
+    incompatible(
+        "precision.eval",
+        lambda c: c.strategy in ON_DEEPSPEED and c.eval_dtype != c.dtype,
+        "DeepSpeed has one format for training and evaluation",
+        "precision.eval: same",
+    ),
+    *unsupported_optimizers("hf"),
+)
+INPUT_RULES: tuple[InputRule, ...] = ()
 
 
 def reason(context: Context) -> str:
@@ -76,28 +108,28 @@ def environment(context: Context) -> tuple[SourcedVariable, ...]:
     return (*own_scripts.verbosity(context), *fsdp_config.environment(context))
 
 
-def notices(context: Context) -> Iterator[Notice]:
+def notices(context: Context) -> Iterator[Diagnostic]:
     """What transformers lacks, and arguments of the program's own that do less than they seem to."""
     installed, own = version(context), own_flags(context.resolved)
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
-        yield Notice("blocker", what, f"pip install 'transformers<{BEYOND}'")
+        yield blocker(what, f"pip install 'transformers<{BEYOND}'")
     yield from gone.notices(context)
     if (named := own.get("optim")) and named.values == ("adamw_hf",) and not can("--optim adamw_hf", context):
-        yield Notice("blocker", f"{says(named)}: {OTHER_NAMES['adamw_hf'][0]}", OTHER_NAMES["adamw_hf"][1])
+        yield blocker(f"{says(named)}: {OTHER_NAMES['adamw_hf'][0]}", OTHER_NAMES["adamw_hf"][1])
     yield from _pushing(context)
     yield from own_scripts.made_strategy(context)
     if folder := own.get("output_dir"):
         what = f"{says(folder)}: the program's files lie there and not in the run directory"
-        yield Notice("note", what, "checkpoint.resume auto does not look there")
+        yield note(what, "checkpoint.resume auto does not look there")
     if context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
         what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
         lacks = "" if resumes(context.resolved.script) else f": {context.recipe.program.script} names it nowhere"
-        yield Notice("warning" if lacks else "note", f"{what}{lacks}", "the run ends where its first step is another")
+        yield (warning if lacks else note)(f"{what}{lacks}", "the run ends where its first step is another")
     for field, _ in given_fields(context):
         if isinstance(replaced := own.get(field.name), FileValue):
             keys = " and ".join(_keys(context, field)) or "the plan"
-            yield Notice("note", f"{says(replaced)}, and {keys} counts instead: the script gets it as a flag")
+            yield note(f"{says(replaced)}, and {keys} counts instead: the script gets it as a flag")
     if (
         context.topology.device == "cpu"
         and context.topology.world_size > 1
@@ -105,14 +137,23 @@ def notices(context: Context) -> Iterator[Notice]:
         and not context.zero
     ):
         what = "the script gets --use_cpu True: without it Trainer trains a copy in each process that sees no card"
-        yield Notice("note", what)
+        yield note(what)
     yield from _abbreviated(context)
     yield from deepspeed.notices(context)
     if on_xla(context) and fsdp_config.is_chosen(context):
         yield from _of_xla(context)
 
 
-def _pushing(context: Context) -> Iterator[Notice]:
+def backend_is_gone(context: Context) -> Iterator[Diagnostic]:
+    """The script's own arguments name a backend of torch.compile that PyTorch no longer has."""
+    if named := own_flags(context.resolved).get("torch_compile_backend"):
+        yield from compile_backends.gone(next(iter(named.values), ""), says(named))
+
+
+RULES: tuple[PlanRule, ...] = (problems, backend_is_gone, notices)
+
+
+def _pushing(context: Context) -> Iterator[Diagnostic]:
     """What goes to the Hub cannot be resumed from by default."""
     own, asked = own_flags(context.resolved), context.recipe.checkpoint.push_to_hub
     push, pushed = own.get("push_to_hub"), own.get("hub_strategy")
@@ -124,26 +165,26 @@ def _pushing(context: Context) -> Iterator[Notice]:
         what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
         where = f"{PUSH}.strategy" if by_recipe else "hub_strategy"
         place = "" if by_recipe else " in program.args"
-        yield Notice("warning", what, f"set {where} to checkpoint{place} to push a last-checkpoint too")
+        yield warning(what, f"set {where} to checkpoint{place} to push a last-checkpoint too")
 
 
-def _of_xla(context: Context) -> Iterator[Notice]:
+def _of_xla(context: Context) -> Iterator[Diagnostic]:
     """What torch_xla's FSDP asks of the model, and what it does on one chip."""
     if not can(XLA_OPTIMIZER, context):
         what = f"transformers {version(context)} lacks {XLA_OPTIMIZER}; Trainer fails before step 1"
-        yield Notice("blocker", what, f"pip install 'transformers<{UNTIL[XLA_OPTIMIZER]}'")
+        yield blocker(what, f"pip install 'transformers<{UNTIL[XLA_OPTIMIZER]}'")
     if is_spmd(context):
         what = (
             "Trainer shards the output of a causal language model, or a tensor or tuple of three dimensions; with "
             "other outputs it ends with an error"
         )
-        yield Notice("note", what)
+        yield note(what)
     else:
-        yield Notice("note", "FSDP's version 1 shards over processes, and one process keeps every shard")
+        yield note("FSDP's version 1 shards over processes, and one process keeps every shard")
     yield from wrapping_notices(context)
 
 
-def _abbreviated(context: Context) -> Iterator[Notice]:
+def _abbreviated(context: Context) -> Iterator[Diagnostic]:
     """argparse takes a beginning of a flag for the flag, and the plan's own flags come last."""
     ours = {field.name for field in FIELDS if field.is_given(context)}
     for name, flag in own_flags(context.resolved).items():
@@ -153,7 +194,7 @@ def _abbreviated(context: Context) -> Iterator[Notice]:
             what = (
                 f"{written(flag)} may be read as short for --{meant[0]}; the plan gives that too, and its value counts"
             )
-            yield Notice("warning", what, "write the flag in full, unless the script has one of this very name")
+            yield warning(what, "write the flag in full, unless the script has one of this very name")
 
 
 def promised(context: Context) -> Iterator[tuple[str, object, Source]]:

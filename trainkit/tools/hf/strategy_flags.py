@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError, UsageError
-from trainkit.launch_plan.support import way
+from trainkit.launch_plan.rules import way
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.short_flags import Outcome, Use
@@ -76,8 +76,8 @@ def deepspeed(use: Use) -> Outcome:
     said, kind = list[Assignment](), use.current("program.kind") or "builtin"
     lost = list[Diagnostic]()
     for name, key, value in sharding(file.tree, stage):
-        reach = way(PROGRAMS[kind].REACH, name)
-        if reach is None or reach.by or value in reach.anyway:
+        reach = way(PROGRAMS[kind].SUPPORT, name)
+        if reach is None or reach.by or value in reach.accepted:
             said.append(Assignment(name, value, file.at(key)))
         else:  # as an import leaves it out
             what = f"{use.value}: {name} {value} is left out, for it cannot reach a program of kind {kind}"

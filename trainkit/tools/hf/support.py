@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from trainkit.errors import Diagnostic
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.support import LAUNCHED, Reach, Table, no_way
+from trainkit.launch_plan.rules import LAUNCHED, Support, Table, unsupported
 from trainkit.recipe.schema import Fsdp
 from trainkit.tools.base.fields import UNSET, Unsupported, said, setting
 from trainkit.tools.base.fsdp_settings import CHECKPOINTING, of_first_version
@@ -89,61 +89,63 @@ def _is_constant(value: ast.expr) -> bool:
     )
 
 
-_LOSS = no_way(
+_LOSS = unsupported(
     "the loss is computed by the script's model or Trainer",
     "leave it out, and give Trainer the function in the script, as compute_loss_func",
 )
 # Sections and keys that no field stands for.
 REFUSED: Table = {
-    "model": no_way("the script makes its own model", "pass what it takes in program.args, as model_name_or_path"),
-    "data": no_way("the script reads its own data", "pass what it takes in program.args, as task_name"),
-    "peft": no_way("the script makes its own adapters", "pass what the script takes in program.args"),
+    "model": unsupported("the script makes its own model", "pass what it takes in program.args, as model_name_or_path"),
+    "data": unsupported("the script reads its own data", "pass what it takes in program.args, as task_name"),
+    "peft": unsupported("the script makes its own adapters", "pass what the script takes in program.args"),
     "train.loss": _LOSS,
     "train.loss_reduction": _LOSS,
-    "predict": no_way("Trainer writes no predictions by itself", "leave predict out"),
-    "batch.memory_mib": no_way(
+    "predict": unsupported("Trainer writes no predictions by itself", "leave predict out"),
+    "batch.memory_mib": unsupported(
         "only the built-in trainer tries what fits", "set batch.micro to a number, and leave this out"
     ),
-    "profile": no_way("only the built-in trainer profiles its steps", "profile in the script, and leave profile out"),
-    "sample": no_way("Trainer generates no sample", "leave sample out"),
-    "precision.weights": no_way(
+    "profile": unsupported(
+        "only the built-in trainer profiles its steps", "profile in the script, and leave profile out"
+    ),
+    "sample": unsupported("Trainer generates no sample", "leave sample out"),
+    "precision.weights": unsupported(
         "the script loads its own weights, in the format that it chooses",
         "leave precision.weights out, or pass the script's own setting, as torch_dtype",
     ),
-    "efficiency.attention": no_way(
+    "efficiency.attention": unsupported(
         "the script makes its own model", "pass the script's own setting in program.args, as attn_implementation"
     ),
-    "efficiency.compile.dynamic": no_way("Trainer lets torch find out", "leave it out", None),
-    "efficiency.compile.scope": no_way("Trainer compiles the model as a whole", "leave it out", "auto", "model"),
-    "efficiency.gradient_checkpointing.selective": no_way(
+    "efficiency.compile.dynamic": unsupported("Trainer lets torch find out", "leave it out", None),
+    "efficiency.compile.scope": unsupported("Trainer compiles the model as a whole", "leave it out", "auto", "model"),
+    "efficiency.gradient_checkpointing.selective": unsupported(
         "transformers recomputes whole blocks", "leave it out", False
     ),
-    "eval.batches": no_way(
+    "eval.batches": unsupported(
         "Trainer evaluates on the whole data set",
         "pass the script's own limit in program.args, as max_eval_samples",
     ),
-    "eval.patience": no_way(
+    "eval.patience": unsupported(
         "stopping early is a callback, which the script adds",
         "add EarlyStoppingCallback in the script, and leave eval.patience out",
         0,
     ),
-    "checkpoint.asynchronous": no_way("Trainer waits for its checkpoints", "leave it out", False),
+    "checkpoint.asynchronous": unsupported("Trainer waits for its checkpoints", "leave it out", False),
 }
 
-REACH: Table = {
+SUPPORT: Table = {
     **REFUSED,
     **LAUNCHED,
-    **{key: Reach(CONFIG) for field in (*TORCH, *XLA) for key in field.keys if key.startswith("strategy.")},
-    **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Reach(DEEPSPEED)),
+    **{key: Support(CONFIG) for field in (*TORCH, *XLA) for key in field.keys if key.startswith("strategy.")},
+    **dict.fromkeys((*STRATEGY_KEYS, "strategy.config"), Support(DEEPSPEED)),
     # fields of one key last: what a key is known by
     **{
-        key: Reach(f"--{field.name}")
+        key: Support(f"--{field.name}")
         for field in sorted(FIELDS, key=lambda field: -len(field.keys))
         for key in field.keys
         if not any(key == top or key.startswith(f"{top}.") for top in LAUNCHED)
     },
-    "strategy.bucket_mb": Reach(f"--ddp_bucket_cap_mb, {DEEPSPEED}"),
-    "hang.collective_seconds": Reach("--ddp_timeout"),
+    "strategy.bucket_mb": Support(f"--ddp_bucket_cap_mb, {DEEPSPEED}"),
+    "hang.collective_seconds": Support("--ddp_timeout"),
 }
 
 # Fields that name files of the plan's: the file, and how to have the user's own taken over.

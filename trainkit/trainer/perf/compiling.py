@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from trainkit.errors import TrainingError
-from trainkit.planner.compile_backends import NOT_FOR_RUNNING, backend_in_use
 from trainkit.recipe.schema import Compile
+from trainkit.tools.compile_backends import NOT_FOR_RUNNING, backend_in_use
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.parallel import STRATEGIES
 

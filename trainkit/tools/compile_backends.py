@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.recipe.schema import Compile
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.recipe.validate import refused
-from trainkit.tools.hf.argv_reader import own_flags, says
 
 KEY = "efficiency.compile.backend"
 # Tagged debug in torch/_dynamo/backends: torch.compiler.list_backends() leaves them out.
@@ -61,35 +60,32 @@ def records_graphs(settings: Compile) -> bool:
     return settings.enabled and (used == "cudagraphs" or (used == "inductor" and settings.mode in RECORDING))
 
 
-def compile_notices(context: Context) -> Iterator[Notice]:
-    """Where a backend is gone, absent or of no use; those for inference only are refused with the recipe."""
+def compile_remarks(context: Context) -> Iterator[Diagnostic]:
+    """Where the built-in trainer's backend is gone, absent or of no use; those for inference are refused earlier."""
     settings = context.recipe.efficiency.compile
-    if context.recipe.program.kind != "builtin":
-        named = (
-            own_flags(context.resolved).get("torch_compile_backend") if context.recipe.program.kind == "hf" else None
-        )
-        asked = next(iter(named.values), "") if named else settings.backend if settings.enabled else ""
-        if asked in GONE:
-            what = f"{says(named) if named else f'{KEY} is {asked}'}, which is gone: {GONE[asked][1]}"
-            yield Notice("blocker", what, f"write {GONE[asked][0]}")
-        return
     if not settings.enabled:
         return
     asked, used = settings.backend, backend_in_use(settings.backend)
     if asked != used:
-        yield Notice("note", f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}, and {used} replaces it")
+        yield note(f"efficiency.compile.backend {asked} is gone: {GONE[asked][1]}, and {used} replaces it")
     version = ".".join(context.facts.packages.get("torch", "").split("+")[0].split(".")[:2])
     listed = context.facts.torch.backends if context.facts.torch else ()
     runs = [name for name in listed or LISTED.get(version, ()) if not any(word in name for word in NOT_FOR_RUNNING)]
     if runs and used not in runs:
         known = sorted(name for name in runs if refused(KEY, name) is None)
         hint = did_you_mean(used, known, f"choose one of {', '.join(known)}")
-        yield Notice("blocker", f"torch {version} has no compile backend {used}", hint)
+        yield blocker(f"torch {version} has no compile backend {used}", hint)
     if used == "cudagraphs" and context.topology.device != "cuda":
-        yield Notice("warning", f"cudagraphs records nothing on {context.topology.device}", "choose inductor")
+        yield warning(f"cudagraphs records nothing on {context.topology.device}", "choose inductor")
     model, data = context.recipe.model, context.recipe.data
     if getattr(model, "task", "") == "seq2seq_lm" and getattr(data, "padding", "") == "longest":
         what = "sources and targets are as long as the longest of a step: for other lengths a model is compiled again"
-        yield Notice("note", what, "set data.padding: max_length, of which there is one")
+        yield note(what, "set data.padding: max_length, of which there is one")
     if used in _DEBUG:
-        yield Notice("note", f"efficiency.compile.backend {used} is for finding faults: it makes no step faster")
+        yield note(f"efficiency.compile.backend {used} is for finding faults: it makes no step faster")
+
+
+def gone(asked: str, said: str) -> Iterator[Diagnostic]:
+    """A blocker for the name of a backend that PyTorch no longer has. said: who names it, as a sentence begins."""
+    if asked in GONE:
+        yield blocker(f"{said}, which is gone: {GONE[asked][1]}", f"write {GONE[asked][0]}")

@@ -9,11 +9,14 @@ from typing import Any
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import Source, SourcedFile, Token, json_file, module, resume_word, token
-from trainkit.launch_plan.support import Reach, Table, no_way
+from trainkit.launch_plan.rules import Support, Table, unsupported
 from trainkit.tools.base.fsdp_settings import FIRST_VERSION, SHARDING
 from trainkit.tools.base.interface import Detection, all_own, nothing
+from trainkit.tools.builtin.rules import INCOMPATIBLE, INPUT_RULES, RULES
 from trainkit.tools.deepspeed.config import config_file
 from trainkit.tools.deepspeed.fields import FILE
+
+__all__ = ["INCOMPATIBLE", "INPUT_RULES", "RULES"]
 
 SETTINGS = "trainer.json"
 
@@ -25,28 +28,30 @@ REQUIRES: Mapping[str, str] = {"torch": "2.6", "numpy": "1.26"}
 STRATEGY_BY = ""
 DETECTION = Detection()
 read = all_own
-problems = wrapper = environment = notices = nothing
-REACH: Table = {
-    "": Reach(SETTINGS),
+wrapper = environment = nothing
+SUPPORT: Table = {
+    "": Support(SETTINGS),
     **dict.fromkeys(
         ("program.folder", "program.script", "program.module", "program.args", "program.local_rank"),
-        no_way("trainkit's own trainer is what runs", _OWN, None, [], {}, False),
+        unsupported("trainkit's own trainer is what runs", _OWN, None, [], {}, False),
     ),
-    "program.reads_recipe": no_way("trainkit's own trainer is told everything anyway", _LEAVE, False),
-    "strategy.version": no_way(_OLD, "write 2", 2),
+    "program.reads_recipe": unsupported("trainkit's own trainer is told everything anyway", _LEAVE, False),
+    "strategy.version": unsupported(_OLD, "write 2", 2),
     **{
-        f"strategy.{name}": replace(no_way(_OLD, _LEAVE, always, None), part_of="strategy.version")
+        f"strategy.{name}": replace(unsupported(_OLD, _LEAVE, always, None), part_of="strategy.version")
         for name, always in FIRST_VERSION.items()
     },
     "strategy.sharding": replace(
-        no_way(_OLD, f"write {' or '.join(SHARDING)}", *SHARDING, None), part_of="strategy.version"
+        unsupported(_OLD, f"write {' or '.join(SHARDING)}", *SHARDING, None), part_of="strategy.version"
     ),
-    "strategy.sync_module_states": no_way(_SAME, _LEAVE, True, None),
-    "strategy.cpu_ram_efficient_loading": no_way(_SAME, _LEAVE, False, None),
-    "strategy.gather_16bit": no_way(
+    "strategy.sync_module_states": unsupported(_SAME, _LEAVE, True, None),
+    "strategy.cpu_ram_efficient_loading": unsupported(_SAME, _LEAVE, False, None),
+    "strategy.gather_16bit": unsupported(
         "the trainer writes its checkpoints in parts, and `trainkit export` gathers the weights", _LEAVE, False
     ),
-    "strategy.state_dict_type": no_way("checkpoints of sharded models are written sharded", _LEAVE, "sharded", None),
+    "strategy.state_dict_type": unsupported(
+        "checkpoints of sharded models are written sharded", _LEAVE, "sharded", None
+    ),
 }
 
 

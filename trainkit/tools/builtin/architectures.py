@@ -15,9 +15,8 @@ from trainkit.architectures import (
     UNPADDED,
     quantized_already,
 )
-from trainkit.errors import Diagnostic
-from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
+from trainkit.errors import Diagnostic, warning
+from trainkit.launch_plan.context import Asked, Context
 from trainkit.machine.facts import release
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.resolved import Resolved
@@ -40,19 +39,20 @@ CLASSES = {
 }
 
 
-def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[Diagnostic]:
+def architecture_problems(asked: Asked) -> Iterator[Diagnostic]:
     """An error where the model is known not to be trained (by its task); nothing about a model that is not known.
 
-    version: of the transformers that will run it, None where nobody knows. One that is newer than the table may have
-    learned more: then nothing is refused. What it has not, or cannot quantise, is known of the table's own release.
+    A transformers that is newer than the table may have learned more: then nothing is refused. What it has not, or
+    cannot quantise, is known of the table's own release.
     """
+    resolved, version = asked.resolved, asked.packages.get("transformers")
     model, described = resolved.recipe.model, resolved.described
-    named = [] if resolved.recipe.program.kind != "builtin" else getattr(resolved.recipe.strategy, "wrap_classes", [])
+    named = getattr(resolved.recipe.strategy, "wrap_classes", [])
     chosen = isinstance(model, GptModel) and resolved.given("model.kind") is not None  # else another may be meant
     if chosen and (unknown := [name for name in named if name not in GPT_MODULES]):
         what = f"strategy.wrap_classes: the model has no module of class {', '.join(unknown)}"
         yield resolved.error("strategy.wrap_classes", what, f"it has {', '.join(GPT_MODULES)}")
-    if not isinstance(model, HfModel) or resolved.recipe.program.kind != "builtin":
+    if not isinstance(model, HfModel):
         return
     if described.fault is not None:
         what, hint = described.fault
@@ -68,25 +68,25 @@ def architecture_problems(resolved: Resolved, version: str | None) -> Iterator[D
             yield from _not_quantised(resolved)
 
 
-def architecture_notices(context: Context) -> Iterator[Notice]:
+def architecture_notices(context: Context) -> Iterator[Diagnostic]:
     """The same as warnings, where transformers is newer than what is known of it, and what is hardly meant."""
     version, resolved = context.facts.packages.get("transformers"), context.resolved
     model, name, known = resolved.recipe.model, _name(resolved), resolved.described.model
-    if not isinstance(model, HfModel) or resolved.recipe.program.kind != "builtin":
+    if not isinstance(model, HfModel):
         return
     halved = model.task == "causal_lm" and WRITING in TASKS_OF.get(name, ()) and "causal_lm" in TASKS_OF[name]
     if halved and not resolved.given("model.task") and known.get("is_encoder_decoder", True):
         what = (
             f"{name} is an encoder-decoder, and as causal_lm, the default of model.task, its decoder alone is trained"
         )
-        yield Notice("warning", what, f"{_hint(name)}; or write model.task: causal_lm")
+        yield warning(what, f"{_hint(name)}; or write model.task: causal_lm")
     if name in OVERFLOWING and model.path and context.dtype == "fp16":
         what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
-        yield Notice("warning", what, "set precision: bf16, or fp32 on cards without units for it")
+        yield warning(what, "set precision: bf16, or fp32 on cards without units for it")
     if _newer(version):
         for found in _problems(resolved):
             what = f"{found.what} (as of transformers {TRANSFORMERS}; {version} is installed)"
-            yield Notice("warning", what, found.hint)
+            yield warning(what, found.hint)
 
 
 def _name(resolved: Resolved) -> str:
@@ -101,7 +101,7 @@ def _newer(version: str | None) -> bool:
 
 def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
     model = resolved.recipe.model
-    if resolved.recipe.program.kind != "builtin" or not isinstance(model, HfModel):
+    if not isinstance(model, HfModel):
         return
     settings, name = resolved.described.model, _name(resolved)
     if name not in TASKS_OF:

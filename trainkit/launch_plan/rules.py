@@ -1,99 +1,80 @@
-"""What decides whether a recipe can run as a whole, and one corner of it that cannot."""
+"""Rules that are asked with every decision of a plan, and the tables of how settings reach a program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-from trainkit.optimizers import ON_DEEPSPEED
+from trainkit.launch_plan.context import Asked, Context
+from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, Unsupported
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.schema.fields import schema
+from trainkit.rule import Check, Rule
+from trainkit.text import counted
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
 
-
-Amount = Literal["one", "several"]
+PlanRule = Check[Context]
+InputRule = Check[Asked]  # before a device is chosen
 SHARED = ("ddp", "fsdp", *ON_DEEPSPEED)  # strategies that need a process group
 
 
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """The choices that may not go together. ranks: over all nodes. order: of the chosen cards' indices."""
+def incompatible(key: str, when: Callable[[Context], object], why: str, instead: str) -> Rule[Context]:
+    """A rule against choices that cannot run together."""
+    return Rule(key, when, _choices, f"closest supported choice: {instead}", why)
 
-    strategy: str
-    launcher: str
-    program: str
-    device: str
-    ranks: Amount
-    nodes: Amount = "one"
-    dtype: str = "fp32"
-    eval_dtype: Literal["same", "other"] = "same"
-    evaluates: str = "fp32"  # the format of evaluation
-    recompute: Literal["whole", "selective"] = "whole"  # of the blocks that gradient_checkpointing names
-    restarts: Literal["no", "yes"] = "no"
-    order: Literal["ascending", "other"] = "ascending"
-    cards: Literal["nvidia", "mig", "amd"] = "nvidia"
-    seen: Amount = "one"  # cards that each process sees for every rank of its node
-    total: Literal["open", "given"] = "open"  # the global batch
-    saving: Literal["waited for", "asynchronous"] = "waited for"
-    optimizer: str = "adamw_torch"
-    weights: str = "fp32"
-    compiled: Literal["no", "auto", "model", "blocks"] = "no"
-    graphs: Literal["none", "recorded"] = "none"  # CUDA graphs, by what compiles the model
-    passes: Amount = "one"  # forward and backward, in each optimizer step
-    adapters: Literal["none", "lora", "dora"] = "none"
-    quantized: str = "0"  # bits of frozen weights
-    swapping: Literal["no", "nvme"] = "no"
-    attention: str = "auto"
-    model: str = "gpt"
-    micro: Literal["given", "searched"] = "given"
-    xla_settings: Literal["none", "given"] = "none"
+
+def unsupported_optimizers(program: str) -> tuple[Rule[Context], ...]:
+    """For each optimizer the strategies and devices with which programs of a kind cannot use it."""
+
+    def rule(name: str, found: Unsupported) -> Rule[Context]:
+        def meets(c: Context) -> bool:
+            fits = not found.strategies or c.strategy in found.strategies
+            return c.recipe.optimizer.name == name and fits and (not found.devices or c.device in found.devices)
+
+        return incompatible("optimizer.name", meets, found.reason, found.instead)
+
+    rows = ((name, found) for name, each in OPTIMIZERS.items() for found in each.unsupported)
+    return tuple(rule(name, found) for name, found in rows if program in found.programs)
+
+
+def _choices(c: Context) -> str:
+    ranks = counted(c.ranks, "process", "es")
+    return (
+        f"unsupported combination: strategy {c.strategy} with launcher {c.launcher}, {ranks} on {c.device}, {c.dtype}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One unsupported corner. when: field of Combination -> values; all must match."""
-
-    when: dict[str, tuple[str, ...]]
-    key: str  # the recipe key to point at
-    reason: str
-    instead: str
-
-    def matches(self, combination: Combination) -> bool:
-        """Whether the combination lies in this corner."""
-        return all(getattr(combination, name) in values for name, values in self.when.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Support:
     """The way of the settings at or below a key.
 
     by: what carries them, as people write it (`--learning_rate`, `deepspeed.json`, `the launch`); empty where nothing
         does, and then `why` and `instead` say so.
-    anyway: values that the program follows by itself. part_of: the key that is the cause where that is lost, too.
+    accepted: values that the program follows by itself. part_of: the key that is the cause where that is lost, too.
     """
 
     by: str = ""
     why: str = ""
     instead: str = ""
-    anyway: tuple[object, ...] = ()
+    accepted: tuple[object, ...] = ()
     part_of: str = ""
 
 
-Table = Mapping[str, Reach]  # by dotted key; the longest prefix of a key counts, and "" is that of all
+Table = Mapping[str, Support]  # by dotted key; the longest prefix of a key counts, and "" is that of all
 
 
-def no_way(why: str, instead: str, *anyway: object) -> Reach:
-    """For settings that reach no program of a kind. anyway: values that the program follows by itself."""
-    return Reach("", why, instead, anyway)
+def unsupported(why: str, instead: str, *accepted: object) -> Support:
+    """For settings that reach no program of a kind. accepted: values that the program follows by itself."""
+    return Support("", why, instead, accepted)
 
 
 # Sections that only a recipe with every default written out has together, for a program that none of them reaches.
 WHOLE = {"data", "efficiency", "eval", "logging", "model", "optimizer", "sample", "schedule", "train"}
-LAUNCH = Reach("the launch")
+LAUNCH = Support("the launch")
 # What is decided before any program starts, whatever it is.
 LAUNCHED: Table = dict.fromkeys(
     (
@@ -114,14 +95,14 @@ LAUNCHED: Table = dict.fromkeys(
     LAUNCH,
 )
 # Of programs that save by themselves.
-OWN_CHECKPOINT = no_way(
+OWN_CHECKPOINT = unsupported(
     "which folder holds a checkpoint of the program's own is not known",
     "pass the checkpoint in program.args, as resume_from_checkpoint, and leave checkpoint.resume out",
     "never",
 )
 
 
-def way(table: Table, key: str) -> Reach | None:
+def way(table: Table, key: str) -> Support | None:
     """The table's entry for a key; None where it has none."""
     parts = key.split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
@@ -156,7 +137,7 @@ def _lost(resolved: Resolved, table: Table) -> Iterator[str]:
     whole = _is_whole(resolved)
     for key in resolved.history:
         found = way(table, key)
-        if resolved.given(key) is None or (found and (found.by or value_at(resolved.tree, key) in found.anyway)):
+        if resolved.given(key) is None or (found and (found.by or value_at(resolved.tree, key) in found.accepted)):
             continue
         if whole and value_at(resolved.tree, key) in (each.default for each in schema().settings.get(key, ())):
             continue

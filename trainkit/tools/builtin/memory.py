@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainkit.errors import Diagnostic, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice
 from trainkit.optimizers import optimizer
 from trainkit.recipe.schema import GptModel
 from trainkit.text import format_memory
@@ -78,13 +78,13 @@ def activations(context: Context) -> float | None:
     return float(micro * length * (of_blocks * model.hidden_size + LOGITS * model.vocab_size))
 
 
-def memory_advice(context: Context) -> Iterator[Notice]:
+def memory_advice(context: Context) -> Iterator[Diagnostic]:
     """For the native model on cards: its size is known. Adapters and formats of less than 32 bits train with less."""
     recipe = context.recipe
     size = parameters(recipe.model.model_dump(include={"kind", "hidden_size", "layers", "vocab_size"}))
     dense = not getattr(getattr(recipe.model, "moe", None), "experts", 0)
     usual = recipe.peft.kind == "none" and recipe.precision.weights == "fp32"
-    if recipe.program.kind != "builtin" or not context.cards or size is None or not (dense and usual):
+    if not context.cards or size is None or not (dense and usual):
         return
     memory = min(gpu.memory_total for gpu in context.cards)
     offloaded = any(
@@ -98,7 +98,7 @@ def memory_advice(context: Context) -> Iterator[Notice]:
         yield from _too_large(context, size, memory)
 
 
-def _needlessly_divided(context: Context, size: float, memory: int, *, offloaded: bool) -> Iterator[Notice]:
+def _needlessly_divided(context: Context, size: float, memory: int, *, offloaded: bool) -> Iterator[Diagnostic]:
     kind, taken, mixed = context.recipe.strategy.kind, activations(context), context.dtype != "fp32"
     if kind in ("single", "ddp") or taken is None or largest("single", 1, memory - taken, mixed=mixed) < size:
         return
@@ -108,10 +108,10 @@ def _needlessly_divided(context: Context, size: float, memory: int, *, offloaded
         f"batches alone{', and offload slows each step' if offloaded else ''}"
     )
     several = context.topology.world_size > 1
-    yield Notice("note", what, f"set strategy.kind to {'ddp' if several else 'single'}, which is faster")
+    yield note(what, f"set strategy.kind to {'ddp' if several else 'single'}, which is faster")
 
 
-def _too_large(context: Context, size: float, memory: int) -> Iterator[Notice]:
+def _too_large(context: Context, size: float, memory: int) -> Iterator[Diagnostic]:
     strategy, ranks, mixed = context.recipe.strategy, context.topology.world_size, context.dtype != "fp32"
     accumulating = (context.batch.accumulation or 1) > 1
     once = accumulating and getattr(strategy, "reduce_gradients", "each_micro_step") == "once"
@@ -126,6 +126,6 @@ def _too_large(context: Context, size: float, memory: int) -> Iterator[Notice]:
         f"{', for strategy.reduce_gradients: once holds all gradients on each rank' if once else ''}"
     )
     if once and strategy.kind in enough:
-        yield Notice("warning", what, "set strategy.reduce_gradients to each_micro_step")
+        yield warning(what, "set strategy.reduce_gradients to each_micro_step")
     else:
-        yield Notice("warning", what, f"set strategy.kind to {enough[0]}" if enough else f"set {OFFLOAD}")
+        yield warning(what, f"set strategy.kind to {enough[0]}" if enough else f"set {OFFLOAD}")

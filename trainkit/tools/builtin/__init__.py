@@ -1,0 +1,1 @@
+"""The built-in trainer as a tool: its command, its settings file, and every rule about it."""

@@ -1,0 +1,157 @@
+"""Rules over the settings of a recipe that the built-in trainer runs; no device is chosen yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trainkit.errors import Diagnostic
+from trainkit.recipe.merge import value_at
+from trainkit.recipe.rules import RecipeRule, RecipeTree
+
+TASK = "seq2seq_lm"
+# Key -> its value where nobody has set it.
+OF_PAIRS = {"data.target_length": None, "data.padding": "longest"}
+
+
+def length_is_given(context: RecipeTree) -> Iterator[Diagnostic]:
+    """The trainer has to know when it is done. A missing file or a typo in `train.stepz` is the better message."""
+    if context.incomplete or any(key.partition(".")[0] == "train" for key in context.broken) or context.lacks_kind:
+        return
+    if not any(context.get(key) is not None for key in ("train.steps", "train.epochs")):
+        yield context.error("train", "train requires steps or epochs", "add train.steps: 300, or train.epochs: 1")
+
+
+def pairs_for_encoder_decoders(context: RecipeTree) -> Iterator[Diagnostic]:
+    """Errors where an encoder-decoder has no pairs to learn from, or others are given settings of pairs."""
+    kind, task = context.get("data.kind"), context.get("model.task")
+    if context.get("model.kind") != "hf" or task != TASK:
+        for key, default in OF_PAIRS.items():
+            if (context.get(key) or default) != default:
+                hint = f"remove it, or choose model.kind: hf with model.task: {TASK}"
+                yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", hint)
+        return
+    if kind in ("text", "tokens"):
+        what = f"model.task {TASK} needs sources with targets, and data.kind {kind} has none"
+        hint = "choose data.kind: jsonl or dataset with data.prompt_field, or model.task: causal_lm"
+        yield context.error("model.task", what, hint)
+    if kind not in ("jsonl", "dataset"):
+        return
+    for key in ("data.messages_field", "data.tokens_field"):
+        if context.get(key):
+            what = f"{key} is one text, and model.task {TASK} learns to write one text for another"
+            yield context.error(key, what, "name the source in data.prompt_field and the target in data.field")
+            return
+    if not context.get("data.prompt_field"):
+        what = f"model.task {TASK} requires data.prompt_field, the field of the source"
+        yield context.error("data.prompt_field", what, "set it; data.field is that of the target")
+
+
+def predictions_that_can_be_written(context: RecipeTree) -> Iterator[Diagnostic]:
+    """Errors where predictions are to be written that no model here can write."""
+    key, strategy = "predict.tokens", context.get("strategy.kind")
+    if not context.whole(key):
+        return
+    if context.get("model.kind") != "hf" or context.get("model.task") != TASK:
+        yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", "remove it")
+    elif context.get("data.kind") == "target":
+        what = f"{key} needs texts to write, and of data.kind target the tokenizer is not known"
+        yield context.error(key, what, "choose data.kind: jsonl or dataset, or remove it")
+    elif context.get("predict.split") == "none":
+        yield context.error(key, f"{key} requires predict.split", "set predict.split: validation")
+    elif strategy in ("fsdp", "zero3"):
+        what = f"{key} writes on each rank by itself, and {strategy} divides the weights"
+        yield context.error(key, what, "remove it and export the model, or set strategy.kind to ddp or zero2")
+
+
+def labels_for_classifiers(context: RecipeTree) -> Iterator[Diagnostic]:
+    labelled = context.get("model.kind") == "hf" and context.get("model.task") == "sequence_classification"
+    if context.get("data.label_field") and not labelled:
+        what = "data.label_field is for model.task sequence_classification, which this model is not for"
+        yield context.error("data.label_field", what, "remove it, or choose model.kind: hf and that task")
+    kind = context.get("data.kind") if labelled else None
+    if kind in ("text", "tokens"):
+        hint = "choose model.task: causal_lm, or data.kind: jsonl with data.label_field"
+        yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)
+    if kind in ("jsonl", "dataset") and not context.get("data.label_field"):
+        what = "model.task sequence_classification requires data.label_field"
+        yield context.error("model.task", what, "set data.label_field, or choose model.task: causal_lm")
+
+
+def streams_have_no_length(context: RecipeTree) -> Iterator[Diagnostic]:
+    """What needs the length of the data has none of a stream; and its settings do nothing without one."""
+    if context.incomplete:
+        return
+    if context.get("data.streaming") is not True and not context.get("data.mix"):  # which requires it
+        for key in ("data.shuffle_buffer", "data.shuffle_files", "data.validation_rows"):
+            if _changed(context, key):
+                yield context.error(key, f"{key} requires data.streaming: true", "set it, or remove this line")
+        return
+    why = "how many samples a stream has is not known before its end"
+    if context.get("train.steps") is None and "train.steps" not in context.broken:
+        key = "data.streaming" if context.get("train.epochs") is None else "train.epochs"
+        hint = "set train.steps; a source that ends before begins again"
+        yield context.error(key, "data.streaming requires train.steps", hint, why=why)
+    if _changed(context, "data.validation_fraction"):
+        what, hint = "data.validation_fraction is a share of data whose size is known", "set data.validation_rows"
+        yield context.error("data.validation_fraction", what, hint, why=why)
+    if context.get("predict.split") in ("train", "all"):
+        what = f"predict.split {context.get('predict.split')} is for every training sample, and a stream has no end"
+        yield context.error("predict.split", what, "set predict.split: validation")
+
+
+def _changed(context: RecipeTree, key: str) -> bool:
+    """Whether a layer gives it another value than its default; a recipe that was written out gives every one."""
+    return value_at(context.tree, key) not in (None, value_at(context.defaults, key))
+
+
+def masked_models_hide_tokens_themselves(context: RecipeTree) -> Iterator[Diagnostic]:
+    if context.get("model.kind") != "hf" or context.get("model.task") != "masked_lm":
+        return
+    for key in ("data.prompt_field", "data.messages_field", "data.targets_field"):
+        if context.get(key):
+            what = f"{key} says what is learned, and model.task masked_lm learns tokens that it hides itself"
+            yield context.error(key, what, "remove it, or choose model.task: causal_lm")
+    known = context.get("model.mask_token") is not None or context.get("data.tokenizer") is not None
+    if not known and context.get("data.kind") != "target":
+        what = "model.task masked_lm requires model.mask_token"
+        hint = "set it, or name a tokenizer that has a mask token in data.tokenizer"
+        yield context.error("model.mask_token", what, hint)
+
+
+def samples_need_a_causal_model(context: RecipeTree) -> Iterator[Diagnostic]:
+    """Only models that give the next token can continue a text, or write one for a source."""
+    kind = context.get("model.kind")
+    other = kind == "target" or (kind == "hf" and context.get("model.task") not in ("causal_lm", TASK))
+    if context.get("sample.prompt") and other:
+        what = "a model of the user's own" if kind == "target" else f"a model for {context.get('model.task')}"
+        hint = "remove sample.prompt, or choose model.task: causal_lm"
+        yield context.error("sample.prompt", f"{what} cannot continue a text", hint)
+
+
+def reduction_of_an_own_loss(context: RecipeTree) -> Iterator[Diagnostic]:
+    given = context.get("train.loss_reduction") != "mean"
+    if given and context.get("train.loss") is None and context.get("model.kind") != "target":
+        what = "train.loss_reduction is about a loss or a model of the user's own, and there is neither"
+        yield context.error("train.loss_reduction", what, "remove it, or name the function in train.loss")
+
+
+def profile_fits_the_run(context: RecipeTree) -> Iterator[Diagnostic]:
+    watched, after, steps = (context.whole(key) for key in ("profile.steps", "profile.after", "train.steps"))
+    if watched and after and steps and after + watched > steps:
+        what = f"profile.steps {watched} after {after} others do not fit in a run of {steps} steps"
+        hint = f"set train.steps to {after + watched} or more: the run would watch what it has"
+        yield replace(context.error("profile.steps", what, hint), severity="warning")
+
+
+RULES: tuple[RecipeRule, ...] = (
+    length_is_given,
+    profile_fits_the_run,
+    labels_for_classifiers,
+    streams_have_no_length,
+    masked_models_hide_tokens_themselves,
+    pairs_for_encoder_decoders,
+    predictions_that_can_be_written,
+    reduction_of_an_own_loss,
+    samples_need_a_causal_model,
+)

@@ -1,0 +1,402 @@
+"""Rules about the built-in trainer: what it cannot do, or not together, and what is good to know before it starts.
+
+None of them asks which kind of program runs: the planner asks them where the built-in trainer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainkit.errors import Diagnostic, blocker, note, warning
+from trainkit.launch_plan.context import Asked, Context
+from trainkit.launch_plan.rules import InputRule, PlanRule, incompatible, unsupported_optimizers
+from trainkit.lora import NO_LORA, SAME, differing
+from trainkit.machine.capability import fast_format, has_flash_attention, named
+from trainkit.optimizers import MOMENTS, ZERO, optimizer
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
+from trainkit.recipe.schema.model import is_packed_stream, quantized_bits
+from trainkit.schedulers.registry import cores_of_node
+from trainkit.text import counted, listed
+from trainkit.tools.builtin.architectures import architecture_notices, architecture_problems
+from trainkit.tools.builtin.memory import memory_advice
+from trainkit.tools.builtin.tensor_cores import tensor_core_advice
+from trainkit.tools.compile_backends import compile_remarks, records_graphs
+
+WITHOUT_GRAPHS = (
+    "efficiency.compile.backend: inductor with mode: default, or max-autotune-no-cudagraphs, which record no graphs"
+)
+
+
+def _wants_flash_attention(c: Context) -> bool:
+    """Whether attention is computed with the package flash-attn."""
+    return isinstance(c.recipe.model, HfModel) and c.recipe.efficiency.attention == "flash_attention_2"
+
+
+def _compiled_as(c: Context) -> str:
+    """The scope of what is compiled; empty where nothing is."""
+    settings = c.recipe.efficiency.compile
+    return settings.scope if settings.enabled else ""
+
+
+def _records_graphs(c: Context) -> bool:
+    return c.device == "cuda" and records_graphs(c.recipe.efficiency.compile)
+
+
+def _bits(c: Context) -> int:
+    """Of the frozen weights; 0 where they are not quantised."""
+    return quantized_bits(c.recipe)
+
+
+INCOMPATIBLE: tuple[PlanRule, ...] = (
+    incompatible(
+        "strategy.kind",
+        lambda c: c.strategy == "zero0",
+        "without partitioning, DeepSpeed's engine is plain data parallelism, which the built-in trainer has by itself",
+        "strategy.kind: ddp, or name a program of your own",
+    ),
+    incompatible(
+        "devices.type",
+        lambda c: c.device == "xla",
+        "the built-in trainer computes on CUDA, MPS and CPU",
+        "program.kind: hf with a script on transformers' Trainer, or kind accelerate or torch",
+    ),
+    incompatible(
+        "batch.micro",
+        lambda c: c.searches_micro and c.strategy in ZERO,
+        "DeepSpeed reads the micro batch from its file, which is written before anything is tried",
+        "batch.micro: a number, or strategy.kind: ddp",
+    ),
+    incompatible(
+        "batch.micro",
+        lambda c: c.searches_micro and c.strategy == "fsdp",
+        "a rank that runs out of memory between two gathers of weights would leave the others waiting for it",
+        "batch.micro: a number, or strategy.kind: ddp",
+    ),
+    incompatible(
+        "batch.micro",
+        lambda c: c.searches_micro and _compiled_as(c),
+        "each size that is tried would be compiled again, and what is compiled after several sizes is not what "
+        "one size gives",
+        "batch.micro: a number, or efficiency.compile: false",
+    ),
+    incompatible(
+        "batch.micro",
+        lambda c: c.searches_micro and c.device == "mps",
+        "MPS does not tell the peak of the memory that was used",
+        "batch.micro: a number, or devices.type: cpu",
+    ),
+    incompatible(
+        "strategy.nvme_path",
+        lambda c: c.recipe.peft.kind != "none" and getattr(c.recipe.strategy, "nvme_path", None),
+        "DeepSpeed swaps what trains, which with adapters is next to nothing, and checkpoints of such a run would"
+        " not hold the frozen weights",
+        "strategy.offload_optimizer: none with strategy.offload_param: cpu, or peft.kind: none",
+    ),
+    incompatible(
+        "peft.dora",
+        lambda c: c.strategy in ("fsdp", "zero3") and c.recipe.peft.dora,
+        "DoRA takes the norms of whole weights, and this strategy shards them",
+        "peft.dora: false, or strategy.kind: ddp",
+    ),
+    incompatible(
+        "efficiency.attention",
+        lambda c: c.recipe.model.kind == "target" and c.recipe.efficiency.attention != "auto",
+        "the attention of a model of your own is the model's own",
+        "efficiency.attention: auto, and an argument of the model in model.args",
+    ),
+    incompatible(
+        "efficiency.attention",
+        lambda c: c.recipe.model.kind == "gpt" and c.recipe.efficiency.attention == "flash_attention_2",
+        "the native model has sdpa, which takes the flash kernel by itself, and eager",
+        "efficiency.attention: sdpa, or model.kind: hf",
+    ),
+    incompatible(
+        "efficiency.attention",
+        lambda c: _wants_flash_attention(c) and c.dtype == "fp32",
+        "FlashAttention-2 computes in 16 bits only",
+        "precision.dtype: bf16, or efficiency.attention: sdpa",
+    ),
+    incompatible(
+        "precision.eval",
+        lambda c: _wants_flash_attention(c) and c.dtype in ("bf16", "fp16") and c.eval_dtype == "fp32",
+        "FlashAttention-2 computes in 16 bits only, and evaluation is to be in fp32",
+        "precision.eval: same, or efficiency.attention: sdpa",
+    ),
+    incompatible(
+        "efficiency.attention",
+        lambda c: _wants_flash_attention(c) and c.device in ("cpu", "mps"),
+        "FlashAttention-2 runs on CUDA only",
+        "efficiency.attention: sdpa",
+    ),
+    incompatible(
+        "model.quantize",
+        lambda c: _bits(c) and c.recipe.peft.kind == "none",
+        "quantised weights have no gradient and cannot train: adapters beside them do",
+        "peft.kind: lora, or leave model.quantize out",
+    ),
+    incompatible(
+        "strategy.kind",
+        lambda c: _bits(c) == 8 and c.strategy in ("fsdp", "zero3"),
+        "an 8-bit layer of bitsandbytes keeps its weights and their scales whole beside the parameter that is sharded",
+        "model.quantize.bits: 4, or strategy.kind: ddp",
+    ),
+    incompatible(
+        "peft.dora",
+        lambda c: _bits(c) == 8 and c.recipe.peft.dora and c.device == "cpu",
+        "on a CPU peft loses the scales of 8-bit layers while it computes DoRA's norms",
+        "model.quantize.bits: 4, or peft.dora: false",
+    ),
+    incompatible(
+        "model.quantize",
+        lambda c: _bits(c) and c.device == "mps",
+        "bitsandbytes brings no kernels of its own for MPS: it imitates them, or loads some from the Hub while it runs",
+        "leave model.quantize out, or devices.type: cpu",
+    ),
+    incompatible(
+        "precision.weights",
+        lambda c: _bits(c) and c.recipe.precision.weights == "bf16",
+        "quantised weights have their own format, and what is not quantised (adapters, embeddings, norms, the "
+        "output layer) is kept in fp32 beside them",
+        "precision.weights: fp32",
+    ),
+    incompatible(
+        "precision.eval",
+        lambda c: _bits(c) == 4 and c.eval_dtype != c.dtype,
+        "4-bit layers compute in one format, precision.dtype, for training and evaluation alike",
+        "precision.eval: same",
+    ),
+    incompatible(
+        "efficiency.gradient_checkpointing.selective",
+        lambda c: _bits(c) and c.recipe.efficiency.gradient_checkpointing.selective,
+        "products with quantised weights are operators of bitsandbytes', which would be done again all the same",
+        "efficiency.gradient_checkpointing.selective: false",
+    ),
+    incompatible(
+        "precision.eval",
+        lambda c: c.strategy in ("fsdp", *ZERO) and c.eval_dtype != c.dtype,
+        "this strategy casts the weights once, to precision.dtype, for training and evaluation alike",
+        "precision.eval: same, or strategy.kind: ddp",
+    ),
+    incompatible(
+        "precision.weights",
+        lambda c: c.recipe.precision.weights == "bf16" and c.dtype in ("fp32", "fp16"),
+        "weights that are kept in bf16 are computed with in bf16",
+        "precision.dtype: bf16, or precision.weights: fp32",
+    ),
+    incompatible(
+        "precision.eval",
+        lambda c: c.recipe.precision.weights == "bf16" and c.eval_dtype != c.dtype,
+        "weights that are kept in bf16 are evaluated in bf16",
+        "precision.eval: same",
+    ),
+    incompatible(
+        "precision.weights",
+        lambda c: c.recipe.precision.weights == "bf16" and c.strategy in ZERO,
+        "DeepSpeed keeps an fp32 copy of the weights with the optimizer, so nothing would be saved",
+        "strategy.kind: fsdp, or precision.weights: fp32",
+    ),
+    incompatible(
+        "checkpoint.asynchronous",
+        lambda c: c.strategy in ZERO and c.recipe.checkpoint.asynchronous,
+        "DeepSpeed writes its own files from the tensors that it trains, so training must wait",
+        "checkpoint.asynchronous: false, or strategy.kind: fsdp",
+    ),
+    incompatible(
+        "efficiency.compile.scope",
+        lambda c: c.strategy in ("fsdp", "zero3") and _compiled_as(c) == "model",
+        "this strategy gathers the weights of each block in hooks around it, where a graph of the whole model breaks",
+        "efficiency.compile.scope: blocks",
+    ),
+    incompatible(
+        "efficiency.compile",
+        lambda c: _records_graphs(c) and (c.batch.accumulation or 1) > 1,
+        "a CUDA graph writes its gradients to the same places in each pass, over those that are being accumulated",
+        f"{WITHOUT_GRAPHS}, or batch.accumulation: 1",
+    ),
+    incompatible(
+        "efficiency.compile",
+        lambda c: _records_graphs(c) and c.strategy in ("fsdp", "zero3"),
+        "a CUDA graph reads the weights from where they were when it was recorded, and this strategy gathers them"
+        " anew for each use",
+        WITHOUT_GRAPHS,
+    ),
+    incompatible(
+        "efficiency.gradient_checkpointing.selective",
+        lambda c: c.strategy == "zero3" and c.recipe.efficiency.gradient_checkpointing.selective,
+        "under ZeRO-3 DeepSpeed's linear layers add their bias onto the product that was to be kept: gradients "
+        "come out wrong",
+        "efficiency.gradient_checkpointing.selective: false, or strategy.kind: fsdp",
+    ),
+    *unsupported_optimizers("builtin"),
+)
+
+
+def idle_optimizer_settings(c: Context) -> Iterator[Diagnostic]:
+    """Settings that the optimizer does not take. A default is no wish: a run's own recipe.yaml has every setting."""
+    given, name = c.recipe.optimizer, c.recipe.optimizer.name
+    ignored = [each for each in MOMENTS if each not in optimizer(name).takes]
+    wished = (each for each in ignored if getattr(given, each) != type(given).model_fields[each].default)
+    idle = [key for each in wished if c.resolved.given(key := f"optimizer.{each}")]
+    if idle:
+        hint = "leave it out, or give the class what it takes under optimizer.args"
+        yield warning(f"{' and '.join(idle)} {'does' if len(idle) == 1 else 'do'} nothing with {name}", hint, idle[0])
+
+
+def optimizer_remarks(c: Context) -> Iterator[Diagnostic]:
+    """What a reader of the recipe may not expect of the optimizer that it names."""
+    name = c.recipe.optimizer.name
+    if found := optimizer(name).warning:
+        yield warning(*found)
+    if ":" in name and c.strategy not in ("single", "ddp"):
+        what = f"{c.strategy} hands {name} shards of the parameters, not whole matrices"
+        yield warning(what, "set strategy.kind to ddp for an optimizer that looks at whole matrices")
+
+
+def resumed_runs_round_otherwise(c: Context) -> Iterator[Diagnostic]:
+    """A run that goes on from a checkpoint on CUDA does not repeat itself bit by bit."""
+    recipe = c.recipe
+    queued = recipe.cluster.requeue.after if isinstance(recipe.cluster, Slurm) else recipe.cluster.kind == "kubernetes"
+    goes_on = recipe.checkpoint.resume == "auto" or recipe.launcher.max_restarts or queued
+    saves = recipe.checkpoint.every_steps or queued
+    if c.device == "cuda" and not recipe.train.deterministic and goes_on and saves:
+        what = "on CUDA a run that goes on from a checkpoint has the losses of an unbroken one up to rounding"
+        yield note(what, "set train.deterministic to true for the same bits, which is slower")
+
+
+def eight_bit_layers_keep_inputs(c: Context) -> Iterator[Diagnostic]:
+    """Recomputing spares less than it seems to: what an autograd node holds itself stays."""
+    if _bits(c) == 8 and c.recipe.efficiency.gradient_checkpointing.every:
+        what = (
+            "8-bit layers of bitsandbytes keep their inputs by themselves until backward, also in blocks that are "
+            "recomputed: efficiency.gradient_checkpointing spares the other activations alone"
+        )
+        yield warning(what, "set model.quantize.bits to 4, whose layers keep no input")
+
+
+def masks_keep_flash_away(c: Context) -> Iterator[Diagnostic]:
+    """Batches that come with an attention mask on CUDA. Texts that are predicted one by one need none.
+
+    Nor do encoder-decoders get one: what t5 adds to its attention keeps that kernel away in any case. torch's flash
+    kernel takes no mask, so that scaled_dot_product_attention falls back to another one
+    (torch.nn.functional.scaled_dot_product_attention); it computes in 16 bits only, on the same cards as the package's
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    """
+    model, data, attention = c.recipe.model, c.recipe.data, c.recipe.efficiency.attention
+    flash = c.device == "cuda" and c.dtype in ("bf16", "fp16") and has_flash_attention(c.cards)
+    if not flash or attention not in ("auto", "sdpa"):
+        return
+    if not isinstance(model, HfModel) or not isinstance(data, JsonlData | DatasetData):
+        return
+    labelled = model.task == "sequence_classification"
+    if model.task in ("causal_lm", "seq2seq_lm") or (data.packing and not labelled):
+        return
+    what = (
+        f"texts shorter than data.sequence_length {data.sequence_length} are filled up, which takes an attention mask, "
+        "and with a mask sdpa does not use its flash kernel"
+    )
+    remedy = "set efficiency.attention: flash_attention_2, which leaves padding out"
+    yield warning(what, remedy if labelled else f"{remedy}, or data.packing: true")
+
+
+def flash_attention_needs_ampere(c: Context) -> Iterator[Diagnostic]:
+    """The package flash-attn has no kernels for older cards."""
+    cards = [gpu for gpu in c.cards if gpu.vendor == "nvidia"]
+    if cards and _wants_flash_attention(c) and not has_flash_attention(cards):
+        oldest = min(cards, key=lambda gpu: gpu.compute_capability)
+        what = f"FlashAttention-2 requires compute capability 8.0; {named(oldest)}"
+        yield blocker(what, "set efficiency.attention to sdpa", "efficiency.attention")
+
+
+def slow_format(c: Context) -> Iterator[Diagnostic]:
+    """Nobody asked for a format, and the cards compute another one several times as fast."""
+    faster, precision = fast_format(c.cards), c.recipe.precision
+    asked = c.resolved.given("precision.dtype") is not None or precision.tf32 is not None
+    if c.dtype == "fp32" != faster and not asked:
+        what = (
+            f"no format is asked for, so {c.cards[0].name} computes in fp32; it computes {faster} several times as fast"
+        )
+        yield note(what, "set precision to auto, or to fp32 where that is meant")
+
+
+def rounded_updates(c: Context) -> Iterator[Diagnostic]:
+    """bf16 has 8 bits of mantissa: an update below 1/512 of a weight leaves it as it is."""
+    name = c.recipe.optimizer.name
+    if c.recipe.precision.weights == "bf16" and not optimizer(name).keeps_rounding:
+        what = f"precision.weights bf16 rounds small updates of {name} away: training may not progress"
+        yield warning(what, "set optimizer.name to adamw_anyprecision, which keeps what rounding loses")
+
+
+def loader_processes_share_cores(c: Context) -> Iterator[Diagnostic]:
+    """More processes of loaders than cores."""
+    cores, workers = cores_of_node(c)[0], c.recipe.data.workers * c.processes
+    if workers > cores:
+        what = (
+            f"{counted(c.processes, 'rank')} with {workers} loader processes in all share {counted(cores, 'CPU core')}"
+        )
+        yield warning(what, "set data.workers lower")
+
+
+def streams(c: Context) -> Iterator[Diagnostic]:
+    """The sources of a stream with their shares; and that packing has every process read all of it."""
+    data = c.recipe.data
+    if not isinstance(data, JsonlData | DatasetData) or not data.streaming:
+        return
+    if data.mix:
+        mix = [each for each in data.mix if each.weight]
+        total = sum(each.weight for each in mix)
+        names = ((each.weight / total, each.path if isinstance(each.path, str) else each.path[0]) for each in mix)
+        yield note(f"samples are drawn from {listed([f'{path} ({share:.1%})' for share, path in names])}")
+    processes = c.processes * max(1, data.workers)
+    if processes > 1 and is_packed_stream(c.recipe):
+        what = (
+            "where a packed sample begins depends on all texts before, so that each of the "
+            f"{processes} processes that read turns the whole stream into tokens"
+        )
+        hint = "set data.workers to 1 at most; data.packing: false, or data.kind: tokens, spares the others' share"
+        yield note(what, hint)
+
+
+RULES: tuple[PlanRule, ...] = (
+    slow_format,
+    rounded_updates,
+    flash_attention_needs_ampere,
+    resumed_runs_round_otherwise,
+    idle_optimizer_settings,
+    optimizer_remarks,
+    compile_remarks,
+    eight_bit_layers_keep_inputs,
+    masks_keep_flash_away,
+    streams,
+    architecture_notices,
+    tensor_core_advice,
+    memory_advice,
+    loader_processes_share_cores,
+)
+
+
+def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:
+    """The recipe's data are chats, and its tokenizer is known to have no template."""
+    data = asked.recipe.data
+    if getattr(data, "messages_field", None) and asked.resolved.described.chats is False:
+        what = f"data.messages_field: the tokenizer {getattr(data, 'tokenizer', '')} has no chat template"
+        hint = "name the tokenizer of a chat model, or put a template beside its files, as chat_template.jinja"
+        why = "it says how a chat is written as one text"
+        yield asked.resolved.error("data.messages_field", what, hint, why=why)
+
+
+def adapters_are_those_of_the_recipe(asked: Asked) -> Iterator[Diagnostic]:
+    """The folder of adapters is known to be none, or to hold others."""
+    own, found, error = asked.recipe.peft, asked.resolved.described, asked.resolved.error
+    if found.misfit is not None:
+        what, hint = found.misfit
+        yield error("peft.path", f"peft.path: {what}", hint)
+    elif found.adapters and found.adapters.get("peft_type") != "LORA":
+        yield error("peft.path", f"peft.path: what lies in {own.path} are no LoRA adapters", NO_LORA)
+    elif found.adapters:
+        asks = {"r": own.rank, "lora_alpha": own.alpha, "use_rslora": own.rslora, "use_dora": own.dora}
+        if others := differing(found.adapters, asks):
+            what = f"peft.path: the adapters in {own.path} are others than the recipe's: {'; '.join(others)}"
+            yield error("peft.path", what, SAME)
+
+
+INPUT_RULES: tuple[InputRule, ...] = (architecture_problems, chats_need_a_template, adapters_are_those_of_the_recipe)
