@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,14 +21,62 @@ from trainkit.tools.torch_xla import is_spmd
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that one choice needs. `of` names the choice, `values` are those that need it, `extra` brings it."""
+    """A package that some plans need. needed_by: what of a plan needs it, as a sentence begins; empty where nothing."""
 
-    of: str
-    values: tuple[str, ...]
     package: str
     minimum: str
+    needed_by: Callable[[Context], str]
     extra: str = "train"
     install: str = ""  # where no extra can bring it
+
+
+def _strategy(c: Context) -> str:
+    return f"strategy {c.strategy}" if c.strategy in ON_DEEPSPEED else ""
+
+
+def _mesh(c: Context) -> str:
+    return "a mesh of ranks" if widths(c) else ""
+
+
+def _sequence_parallelism(c: Context) -> str:
+    return "sequence parallelism over ranks" if widths(c).get("sp_size", 1) > 1 else ""
+
+
+def _fully_shard_on_cpu(c: Context) -> str:
+    strategy = c.recipe.strategy
+    shards = isinstance(strategy, Fsdp) and strategy.version == 2 and c.program != "torch"
+    return "fsdp on cpu" if shards and c.device == "cpu" else ""
+
+
+def _optimizer(name: str) -> Callable[[Context], str]:
+    """Of the built-in trainer, and of Trainer where a layer names the optimizer."""
+
+    def needed(c: Context) -> str:
+        makes = c.program == "builtin" or (c.program == "hf" and c.resolved.given("optimizer.name"))
+        return f"optimizer.name {name}" if makes and c.recipe.optimizer.name == name else ""
+
+    return needed
+
+
+def _builtin(key: str, *values: str) -> Callable[[Context], str]:
+    """One of these values of a setting of the built-in trainer; a program of the user's own decides what it uses."""
+
+    def needed(c: Context) -> str:
+        chosen = value_of(c, key) if c.program == "builtin" else None
+        found = chosen if isinstance(chosen, list) else [chosen]
+        return next((f"{key} {value}" for value in values if value in found), "")
+
+    return needed
+
+
+def _quantized(c: Context) -> str:
+    bits = quantized_bits(c.recipe) if c.program == "builtin" else 0
+    return f"model.quantize {bits} bits" if bits else ""
+
+
+def _flash_attention(c: Context) -> str:
+    """What no card here can run need not be installed."""
+    return _builtin("efficiency.attention", "flash_attention_2")(c) if has_flash_attention(c.cards) else ""
 
 
 OTHER_IMAGE = "take an image that has it, and say so in container.packages"
@@ -36,45 +84,66 @@ SOUND_DEEPSPEED = "0.19.4"  # the first release without the faults below
 TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
 REQUIREMENTS: tuple[Requirement, ...] = (
     # accelerate makes transformers' description of the file before DeepSpeed sees it
-    Requirement("strategy of Accelerator()", ON_DEEPSPEED, "transformers", "4.50", extra="hf"),
-    # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
-    Requirement("fsdp on xla, version", ("2",), "torch-xla", "2.2", install=TORCH_XLA),
-    Requirement("devices.type", ("xla",), "torch-xla", "2.0", install=TORCH_XLA),
-    # fully_shard records events on streams, which torch.cpu.Stream of 2.6 cannot
-    Requirement("fsdp on", ("cpu",), "torch", "2.7", install="pip install 'torch>=2.7'"),
-    # before, GradScaler takes float64, which MPS has not (https://github.com/pytorch/pytorch/pull/150255)
-    Requirement("fp16 on", ("mps",), "torch", "2.8", install="pip install 'torch>=2.8'"),
-    # before, accelerate reads none of the mesh's variables (utils/launch.py), or none of those of sequence parallelism
     Requirement(
-        "sequence parallelism over", ("ranks",), "accelerate", "1.12", install="pip install 'accelerate>=1.12'"
+        "transformers",
+        "4.50",
+        lambda c: f"strategy of Accelerator() {c.strategy}" if c.program == "accelerate" and _strategy(c) else "",
+        extra="hf",
     ),
-    Requirement("a mesh of", ("ranks",), "accelerate", "1.10", install="pip install 'accelerate>=1.10'"),
+    # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
+    Requirement("torch-xla", "2.2", lambda c: "fsdp on xla, version 2" if is_spmd(c) else "", install=TORCH_XLA),
+    Requirement("torch-xla", "2.0", lambda c: "devices.type xla" if c.device == "xla" else "", install=TORCH_XLA),
+    # fully_shard records events on streams, which torch.cpu.Stream of 2.6 cannot
+    Requirement("torch", "2.7", _fully_shard_on_cpu, install="pip install 'torch>=2.7'"),
+    # before, GradScaler takes float64, which MPS has not (https://github.com/pytorch/pytorch/pull/150255)
+    Requirement(
+        "torch",
+        "2.8",
+        lambda c: "fp16 on mps" if c.program == "builtin" and c.device == "mps" and c.dtype == "fp16" else "",
+        install="pip install 'torch>=2.8'",
+    ),
+    # before, accelerate reads none of the mesh's variables (utils/launch.py), or none of those of sequence parallelism
+    Requirement("accelerate", "1.12", _sequence_parallelism, install="pip install 'accelerate>=1.12'"),
+    Requirement("accelerate", "1.10", _mesh, install="pip install 'accelerate>=1.10'"),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
-    Requirement("program builtin under", ZERO, "deepspeed", SOUND_DEEPSPEED),
-    Requirement("strategy", ON_DEEPSPEED, "deepspeed", "0.16"),
+    Requirement(
+        "deepspeed",
+        SOUND_DEEPSPEED,
+        lambda c: f"program builtin under {c.strategy}" if c.program == "builtin" and c.strategy in ZERO else "",
+    ),
+    Requirement("deepspeed", "0.16", _strategy),
     *(
-        Requirement("optimizer.name", (name,), need.name, need.minimum, "optimizers", need.install)
+        Requirement(need.name, need.minimum, _optimizer(name), "optimizers", need.install)
         for name, each in OPTIMIZERS.items()
         if (need := each.requires)
     ),
-    Requirement("peft.kind", ("lora",), "peft", "0.15", extra="hf"),
-    Requirement("model.quantize", ("4 bits", "8 bits"), "bitsandbytes", "0.50", extra="qlora"),
+    Requirement("peft", "0.15", _builtin("peft.kind", "lora"), extra="hf"),
+    Requirement("bitsandbytes", "0.50", _quantized, extra="qlora"),
     # which quantises weights while it reads them, and is asked for no format
-    Requirement("model.quantize", ("4 bits", "8 bits"), "transformers", "5", extra="qlora"),
+    Requirement("transformers", "5", _quantized, extra="qlora"),
     # before, fully_shard makes parameters that require gradients, which integers cannot (pytorch, issue 177844)
-    Requirement("model.quantize under", ("fsdp",), "torch", "2.12", install="pip install 'torch>=2.12'"),
-    Requirement("data.tokenizer", ("a folder",), "transformers", "4.50", extra="hf"),
-    Requirement("data.kind", ("dataset",), "datasets", "3", extra="hf"),
-    Requirement("model.kind", ("hf",), "transformers", "4.50", extra="hf"),
     Requirement(
-        "efficiency.attention",
-        ("flash_attention_2",),
+        "torch",
+        "2.12",
+        lambda c: "model.quantize under fsdp" if _quantized(c) and c.strategy == "fsdp" else "",
+        install="pip install 'torch>=2.12'",
+    ),
+    Requirement(
+        "transformers",
+        "4.50",
+        lambda c: "data.tokenizer a folder" if c.program == "builtin" and value_of(c, "data.tokenizer") else "",
+        extra="hf",
+    ),
+    Requirement("datasets", "3", _builtin("data.kind", "dataset"), extra="hf"),
+    Requirement("transformers", "4.50", _builtin("model.kind", "hf"), extra="hf"),
+    Requirement(
         "flash-attn",
         "2.3",
+        _flash_attention,
         install="pip install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
     ),
-    Requirement("logging.report_to", ("tensorboard",), "tensorboard", "2.18", extra="report"),
-    Requirement("logging.report_to", ("wandb",), "wandb", "0.19", extra="report"),
+    Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard"), extra="report"),
+    Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb"), extra="report"),
 )
 
 
@@ -83,7 +152,11 @@ def of_tool(choice: Literal["launcher", "program"], name: str) -> tuple[Requirem
     packages = (LAUNCHERS if choice == "launcher" else PROGRAMS)[name].REQUIRES
     # Other packages of launchers and programs come with `train`.
     extras = {"transformers": "hf"}
-    return tuple(Requirement(choice, (name,), *each, extras.get(each[0], "train")) for each in packages.items())
+    needed = f"{choice} {name}"
+    return tuple(
+        Requirement(package, minimum, lambda _: needed, extras.get(package, "train"))
+        for package, minimum in packages.items()
+    )
 
 
 def all_requirements() -> tuple[Requirement, ...]:
@@ -103,16 +176,16 @@ def missing_packages(context: Context) -> tuple[Diagnostic, ...]:
             if has is not None and not at_least(has, minimum)
         )
     found: dict[str, Diagnostic] = {}
-    for requirement, choice in _needed(context):
+    for requirement, needed_by in _needed(context):
         installed = context.facts.packages.get(requirement.package)
         if requirement.package in found or at_least(installed, requirement.minimum):
             continue
         state = f"{installed} is installed" if installed else "it is not installed"
-        what = f"{requirement.of} {choice} requires {requirement.package} >= {requirement.minimum}; {state}"
+        what = f"{needed_by} requires {requirement.package} >= {requirement.minimum}; {state}"
         install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
         found[requirement.package] = blocker(what, install)
     torch = context.facts.packages.get("torch", "")
-    if context.topology.device == "cuda" and torch.endswith("+cpu"):
+    if context.device == "cuda" and torch.endswith("+cpu"):
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA"
         found["torch"] = blocker(what, "install a CUDA build of torch, or set devices.type to cpu")
     return tuple(found.values())
@@ -127,20 +200,16 @@ def needed_packages(context: Context) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def _needed(context: Context) -> Iterator[tuple[Requirement, object]]:
-    """Each requirement that the plan's choices have, with the choice."""
-    chosen = _choices(context)
-    program, launcher = of_tool("program", context.recipe.program.kind), of_tool("launcher", context.launcher)
-    for requirement in (*program, *REQUIREMENTS, *launcher):
-        choice = next((value for value in chosen.get(requirement.of, ()) if value in requirement.values), None)
-        if choice is not None:
-            yield requirement, choice
+def _needed(context: Context) -> Iterator[tuple[Requirement, str]]:
+    """Each requirement that the plan has, with what needs it."""
+    rows = (*of_tool("program", context.program), *REQUIREMENTS, *of_tool("launcher", context.launcher))
+    return ((row, needed_by) for row in rows if (needed_by := row.needed_by(context)))
 
 
 def doubtful_releases(context: Context) -> Iterator[Diagnostic]:
     """A warning for programs of the user's own under a DeepSpeed that was seen to train wrongly."""
     installed = context.facts.packages.get("deepspeed")
-    if context.recipe.program.kind == "builtin" or context.recipe.strategy.kind not in ON_DEEPSPEED or not installed:
+    if context.program == "builtin" or context.strategy not in ON_DEEPSPEED or not installed:
         return
     if not at_least(installed, SOUND_DEEPSPEED):
         what = (
@@ -148,37 +217,3 @@ def doubtful_releases(context: Context) -> Iterator[Diagnostic]:
             "0.18.0 loses gradients at stage 2 with accumulation"
         )
         yield warning(what, f"pip install 'deepspeed>={SOUND_DEEPSPEED}'")
-
-
-def _shards_by_fully_shard(context: Context) -> bool:
-    strategy = context.recipe.strategy
-    return isinstance(strategy, Fsdp) and strategy.version == 2 and context.recipe.program.kind != "torch"
-
-
-def _choices(context: Context) -> dict[str, tuple[object, ...]]:
-    recipe, strategy = context.recipe, context.recipe.strategy.kind
-    found: dict[str, tuple[object, ...]] = {
-        "program": (recipe.program.kind,),
-        "launcher": (context.launcher,),
-        "devices.type": (context.topology.device,),
-        "fsdp on xla, version": ("2",) if is_spmd(context) else (),
-        "fsdp on": (context.topology.device,) if _shards_by_fully_shard(context) else (),
-        "a mesh of": ("ranks",) if widths(context) else (),
-        "sequence parallelism over": ("ranks",) if widths(context).get("sp_size", 1) > 1 else (),
-        "strategy": (strategy,),
-        "strategy of Accelerator()": (strategy,) if recipe.program.kind == "accelerate" else (),
-    }
-    if recipe.program.kind == "hf":  # Trainer makes the optimizer
-        found["optimizer.name"] = (recipe.optimizer.name,) if context.resolved.given("optimizer.name") else ()
-    if recipe.program.kind == "builtin":  # a program of the user's own decides by itself what it uses
-        keys = ("optimizer.name", "peft.kind", "data.kind", "model.kind", "efficiency.attention")
-        found |= {key: (value_of(context, key),) for key in keys}
-        if not has_flash_attention(context.cards):  # what no card here can run need not be installed
-            del found["efficiency.attention"]
-        found["program builtin under"] = (strategy,)
-        found["model.quantize"] = (f"{quantized_bits(recipe)} bits",)
-        found["model.quantize under"] = (strategy,) if quantized_bits(recipe) else ()
-        found["fp16 on"] = (context.topology.device,) if context.dtype == "fp16" else ()
-        found["data.tokenizer"] = ("a folder",) if value_of(context, "data.tokenizer") else ()
-        found["logging.report_to"] = tuple(recipe.logging.report_to)
-    return found
