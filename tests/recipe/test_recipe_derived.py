@@ -33,7 +33,7 @@ RECIPES = [
     SHORT + "env: {E: \"x\\ny\\t\\u00e9\\x01\", F: '', 'no': x, '1': y, G: '${H}'}\n",
     SHORT + "program: {args: {a: 1.10, b: true, c: [1, on, null], d: null, 'e f': \"'\\\"\", g: '${x}'}}\n",
     SHORT + "program: {args: [--a, '1 2', '', '#', '${x}', '-', 'é', '\\n']}\nenv_from: [A]\n",
-    "optimizer: {eps: 1e-30, args: {x: 1e+20}}\ntrain!: {epochs: 0.5}\ndata: {path: [a, 'b c'], cache: '~'}\n",
+    "optimizer: {eps: 1e-30, args: {x: 1e+20}}\ntrain!: {epochs: 0.5}\ndata: {path: [a, 'b c'], include: '~'}\n",
     SHORT + "sample: {prompt: 'def \\${x}'}\nefficiency: {compile: true}\ndevices: {select: [GPU-1, 2]}\n",
 ]
 

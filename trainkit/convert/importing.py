@@ -22,10 +22,10 @@ from trainkit.planner.build import build_plan
 from trainkit.recipe.flags import resolve
 from trainkit.recipe.interpolation import names_in
 from trainkit.recipe.layer import ARGUMENTS
-from trainkit.recipe.paths import NO_PATHS, PATHS, Overlay, absolute, seen_from
+from trainkit.recipe.paths import Overlay, absolute, seen_from
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema import Recipe
-from trainkit.recipe.schema.fields import lies_in, nest, schema
+from trainkit.recipe.schema.fields import lies_in, nest, path_keys, schema
 from trainkit.recipe.yaml_writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
 from trainkit.text import GIB
 from trainkit.tools.accelerate import importer as accelerate
@@ -330,9 +330,9 @@ def _start_in(draft: Draft, folder: str, cwd: str) -> None:
     if draft.get("container.kind"):
         what = f"the command starts a container in the folder {folder}, from which its words for folders start"
         raise UsageError(what, hint="go there, and import it there")
-    for key in PATHS:
+    for key in path_keys():
         value = draft.get(key)
-        if isinstance(value, str) and not key.startswith("program.") and (key, value) not in NO_PATHS:
+        if isinstance(value, str) and not key.startswith("program.") and value not in schema().settings[key][0].words:
             draft.settings[key] = replace(draft.settings[key], value=posixpath.join(folder, value))
     path = absolute(folder, cwd)
     elsewhere = posixpath.commonpath((path, cwd)) == "/"  # which is the same from everywhere
@@ -438,7 +438,7 @@ def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
     settings = {key: each.value for key, each in draft.settings.items()}
     for key, value in settings.items():
         declared = schema().settings.get(key)
-        if declared and declared[0].file and isinstance(value, str):
+        if declared and declared[0].reads == "content" and isinstance(value, str):
             settings[key] = posixpath.relpath(value, folder)
     tree = nest(settings)
     noted = (f"- {remark}" for remark in dict.fromkeys(draft.remarks))

@@ -12,9 +12,9 @@ from trainkit.launch_plan.model import EnvironmentDiff, PlannedContainer, Prepar
 from trainkit.launch_plan.provenance import Token, texts
 from trainkit.machine.facts import Facts
 from trainkit.planner.requirements import needed_packages
+from trainkit.recipe.paths import inputs
 from trainkit.recipe.resolved import Resolved
-from trainkit.recipe.schema import HfModel, Image, NoContainer, Recipe
-from trainkit.recipe.schema.data import mixed_paths
+from trainkit.recipe.schema import Image, NoContainer, Recipe
 from trainkit.tools.containers.engine import ENGINES, ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
 from trainkit.tools.hf.fsdp_config import NEWEST_SEEN
 
@@ -120,8 +120,8 @@ def notices(context: Context) -> Iterator[Diagnostic]:
     yield note(what, "name others under env_from, by name alone")
     yield from _not_mounted(context)
     seen = list(mounts(context))
-    for key, path in _paths(context):
-        if not _covered(path, seen, context.resolved.folder):
+    for key, path in inputs(context.recipe):
+        if path.startswith("/") and not _covered(path, seen, context.resolved.folder):
             folder = posixpath.dirname(path) or "/"
             yield blocker(
                 f"{key} {path} is not seen inside the container",
@@ -146,27 +146,6 @@ def _not_mounted(context: Context) -> Iterator[Diagnostic]:
         if found := next((each for each in apart if each in path), ""):
             what = f"{key} {path} has a {found} in its name, which ends a path in {container.kind}'s words for folders"
             yield blocker(what, "give it another name, or start in another folder")
-
-
-def _paths(context: Context) -> Iterator[tuple[str, str]]:
-    """Absolute paths that the recipe names for the ranks."""
-    recipe = context.recipe
-    named: dict[str, object] = {
-        "program.script": recipe.program.seen(recipe.program.script or ""),
-        "checkpoint.resume": recipe.checkpoint.resume,
-    }
-    if recipe.program.kind == "builtin":
-        named |= {
-            "data.path": getattr(recipe.data, "path", None),
-            "data.mix": mixed_paths(recipe.data),
-            "data.tokenizer": getattr(recipe.data, "tokenizer", None),
-            "model.path": recipe.model.path if isinstance(recipe.model, HfModel) else None,
-            "peft.path": recipe.peft.path,
-        }
-    for key, value in named.items():
-        for path in value if isinstance(value, list) else [value]:
-            if isinstance(path, str) and path.startswith("/"):
-                yield key, path
 
 
 def _covered(path: str, seen: Sequence[Mount], folder: str) -> bool:

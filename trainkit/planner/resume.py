@@ -88,9 +88,7 @@ def choose_resume(
     if asked == "never":
         return Resume(None, 0, "checkpoint.resume is never"), ()
     if asked in resolved.absent.get("checkpoint.resume", ()):
-        what = f"checkpoint.resume {asked} does not exist on this machine"
-        notice = blocker(what, "set it to auto, which takes the newest checkpoint that fits")
-        return Resume(asked, 0, NAMED), (notice,)
+        return Resume(asked, 0, NAMED), ()
     if asked == "auto":
         resume, notices = _newest(reader, saved)
     elif reader.program == "hf":  # a folder that only transformers' Trainer reads

@@ -21,10 +21,10 @@ from trainkit.planner.hub import problems as hub_problems
 from trainkit.planner.hub import push_notices
 from trainkit.planner.placement import core_notices
 from trainkit.planner.requirements import doubtful_releases, missing_packages
-from trainkit.recipe.paths import absolute
+from trainkit.recipe.paths import CONFIG, absolute
 from trainkit.recipe.repository import meant
 from trainkit.recipe.schema import StrategyKind, TextData
-from trainkit.recipe.schema.fields import tagged_sections
+from trainkit.recipe.schema.fields import schema, tagged_sections
 from trainkit.rule import check
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.text import counted
@@ -122,48 +122,41 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
     ),
 )
 
-# Key of a path that the run reads -> the hint where nothing is there, and whether another machine may have it.
-PATHS: dict[str, tuple[str, bool]] = {
-    "program.script": ("put your copy into the working folder, or name it: program.script=PATH", False),
-    "program.folder": ("check the path; it starts from the working folder", True),
-    "program.args.config": ("check the path behind --config; it starts from the working folder", True),
-    "data.path": ("check data.path, from the working folder; names of the Hub are for data.kind: dataset", True),
-    "data.include": ("name the files in data.include, as '**/*.txt'", True),
-    "data.mix": (
-        "check its paths, from the working folder; names of the Hub are for data.kind: dataset, one in each path",
-        True,
-    ),
-    "data.tokenizer": ("give a folder as save_pretrained writes it, or a name of the Hub", False),
-    "model.path": ("give a folder as save_pretrained writes it, or a name of the Hub", True),
-    "peft.path": ("give a folder as peft or trainkit export --adapter writes it, or a name of the Hub", True),
+# What a plan for another machine needs on this one, too.
+HERE = ("program.script", "data.tokenizer")
+# Key of a path that is no setting of its own -> the hint where nothing is there.
+OTHER_PATHS = {
+    CONFIG: "check the path behind --config; it starts from the working folder",
+    "data.include": "name the files in data.include, as '**/*.txt'",
 }
-
-NAMED = ("data.path", "data.mix", "data.tokenizer", "model.path", "peft.path")  # which may name repositories of the Hub
 
 
 def planned_for_another_machine(context: Context) -> Iterator[Diagnostic]:
+    """What is said of a machine that is not this one."""
     facts = context.facts
     if facts.origin:
         yield note(f"planned for another machine ({facts.origin}), with torch {facts.packages.get('torch')}")
-        keys = [key for key, (_, elsewhere) in PATHS.items() if elsewhere]
-        absent = [path for key in keys for path in context.resolved.absent.get(key, ())]
+        absent = [path for key, paths in context.resolved.absent.items() if key not in HERE for path in paths]
         if absent:
             yield note(f"whether that machine has {', '.join(absent)} is not known")
 
 
 def inputs_are_there(context: Context) -> Iterator[Diagnostic]:
-    for key, (hint, elsewhere) in PATHS.items():
-        if not (elsewhere and context.facts.origin):
-            for path in context.resolved.absent.get(key, ()):
-                if mapped(context, path):
-                    continue
-                what, where = f"{key} {path} does not exist on this machine", absolute(path, context.resolved.folder)
-                remedy = hint if where == path else f"it would be {where}; {hint}"
-                if key == "data.include" and isinstance(context.recipe.data, TextData):
-                    what, remedy = f"data.path {path} holds no file that {context.recipe.data.include!r} matches", hint
-                elif named := meant(path) if key in NAMED else "":
-                    remedy = f"for the repository of the Hub write {named}; a revision has a setting of its own"
-                yield blocker(what, remedy)
+    """Paths that the run reads, at which nothing lies on this machine."""
+    for key, paths in context.resolved.absent.items():
+        section = getattr(context.recipe, key.partition(".")[0], None)
+        setting = schema().setting(key, getattr(section, "kind", ""))
+        for path in paths if key in HERE or not context.facts.origin else ():
+            if mapped(context, path):
+                continue
+            what, where = f"{key} {path} does not exist on this machine", absolute(path, context.resolved.folder)
+            hint = OTHER_PATHS.get(key) or (setting and setting.missing) or f"check {key}, from the working folder"
+            remedy = hint if where == path else f"it would be {where}; {hint}"
+            if key == "data.include" and isinstance(context.recipe.data, TextData):
+                what, remedy = f"data.path {path} holds no file that {context.recipe.data.include!r} matches", hint
+            elif named := meant(path) if setting and setting.reads in ("path", "file", "repository") else "":
+                remedy = f"for the repository of the Hub write {named}; a revision has a setting of its own"
+            yield blocker(what, remedy, key)
 
 
 def where_nodes_meet(context: Context) -> Iterator[Diagnostic]:

@@ -11,9 +11,8 @@ from typing import Any
 from trainkit.errors import Diagnostic
 from trainkit.recipe.layer import place_of
 from trainkit.recipe.merge import Merge, value_at
-from trainkit.recipe.paths import PATHS
 from trainkit.recipe.resolved import Entry
-from trainkit.recipe.schema.fields import open_keys, schema
+from trainkit.recipe.schema.fields import open_keys, path_keys, schema
 from trainkit.recipe.secrets import is_secret_name, public_names, why_secret
 from trainkit.recipe.suggestions import nearest
 from trainkit.recipe.validate import accepts
@@ -93,7 +92,7 @@ def interpolate(state: Merge, environ: Mapping[str, str], defaults: Mapping[str,
     `${oc.env:NAME,default}` reads the given environment; under `env` and `program.args` all else is literal.
     defaults: values that can be referred to although no layer gives them.
     """
-    for key in PATHS:
+    for key in path_keys():
         _spell_home(state, key)
     found = [*fill_references(state, environ), *_literal(state)]
     pending = list(_paths(state.tree, ()))

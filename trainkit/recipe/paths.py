@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -12,21 +12,13 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layer import ARGUMENTS, page
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Attachment, Entry
-from trainkit.recipe.schema import HfModel, Recipe, TextData
-from trainkit.recipe.schema.data import mixed_paths
+from trainkit.recipe.schema import Recipe, Section, TextData
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.yaml_reader import Mark, Problem, compose_bytes
 
 CONFIG = "program.args.config"  # the attachment that the program's own words name
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
-# Settings that name files or folders of the user's.
-PATHS = (
-    "data.path", "data.mix", "data.tokenizer", "model.path", "peft.path", "checkpoint.resume", "output.root",
-    "strategy.config", "program.folder", "program.script",
-)  # fmt: skip
-# Values of settings with paths that are words of the recipe.
-NO_PATHS = {("data.path", "python-stdlib"), ("checkpoint.resume", "never"), ("checkpoint.resume", "auto")}
 
 
 class Files(Protocol):
@@ -112,7 +104,7 @@ def _attach_config(state: Merge, cwd: str, files: Files) -> dict[str, Attachment
 def attach(
     state: Merge, bases: Mapping[int, str], cwd: str, files: Files
 ) -> tuple[dict[str, Attachment], list[Diagnostic]]:
-    """Read every file that the merged tree names in a setting declared with ``file=True``.
+    """Read every file that the merged tree names in a setting that is declared with ``reads="content"``.
 
     bases: folder that relative paths of a layer start from, by the layer's strength. The tree gets absolute paths.
     """
@@ -120,7 +112,7 @@ def attach(
     found: list[Diagnostic] = []
     for key, declared in schema().settings.items():
         value = state.get(key)
-        if not declared[0].file or not isinstance(value, str) or not value:
+        if declared[0].reads != "content" or not isinstance(value, str) or not value:
             continue
         entry = state.history[key][-1]
         path = absolute(value, bases[entry.origin.strength])
@@ -165,33 +157,52 @@ def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) 
         return ""
 
 
+def named_paths(section: Section, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(key, path, what lies there) of every path that a section and those in it name, read off the declarations.
+
+    Paths of a list of sections, as `data.mix`, go by the key of the list.
+    """
+    for name, info in type(section).model_fields.items():
+        key, value = f"{prefix}{info.alias or name}", getattr(section, name)
+        declared = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        reads, words = str(declared.get("reads", "")), declared.get("words")
+        if isinstance(value, Section):
+            yield from named_paths(value, f"{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Section):
+            inner = (each for member in value if member.is_read for each in named_paths(member))
+            yield from ((key, path, lies) for _, path, lies in inner)
+        elif reads:
+            paths = value if isinstance(value, list) else [value]
+            known = words if isinstance(words, list) else []
+            yield from ((key, path, reads) for path in paths if path and path not in known)
+
+
+def inputs(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """(key, path) of everything that the run reads; paths start from the working folder.
+
+    Of a program of the user's own nothing is known but how it is started. Attached files have been read already.
+    """
+    for key, path, lies in named_paths(recipe):
+        section = key.partition(".")[0]
+        if lies in ("content", "output") or (section == "program") == (recipe.program.kind == "builtin"):
+            continue
+        if recipe.program.kind == "builtin" or section in ("program", "checkpoint"):
+            yield key, recipe.program.seen(path) if key == "program.script" else path
+    if recipe.program.kind == "hf" and (config := named_config(recipe.program.args)):
+        yield CONFIG, recipe.program.seen(config)
+
+
 def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
     """The paths without a file that the run will read, by setting. absolute: from the working folder.
 
     Of `data.include` the folders that hold no file of the pattern.
     """
-    resume = recipe.checkpoint.resume
-    program = recipe.program
-    named: dict[str, str | list[str] | None] = {"checkpoint.resume": resume, "program.folder": program.folder}
-    own = {"program.script": program.script, CONFIG: named_config(program.args) if program.kind == "hf" else None}
-    named |= {key: path and program.seen(path) for key, path in own.items()}
-    if recipe.program.kind == "builtin":
-        named = {
-            "data.path": getattr(recipe.data, "path", None) or None,  # some sources read no file
-            "data.mix": mixed_paths(recipe.data),
-            "checkpoint.resume": resume,
-            "model.path": recipe.model.path if isinstance(recipe.model, HfModel) else None,
-            "peft.path": recipe.peft.path,
-            "data.tokenizer": getattr(recipe.data, "tokenizer", None),
-        }
     absent: dict[str, list[str]] = {}
-    for key, value in named.items():
-        for path in value if isinstance(value, list) else [value]:
-            if path is not None and (key, path) not in NO_PATHS and not files.exists(absolute(path)):
-                absent.setdefault(key, []).append(path)
+    for key, path in inputs(recipe):
+        if not files.exists(absolute(path)):
+            absent.setdefault(key, []).append(path)
     if recipe.program.kind == "builtin" and isinstance(data := recipe.data, TextData):
-        folders = [data.path] if isinstance(data.path, str) else data.path
-        for each in folders:
-            if ("data.path", each) not in NO_PATHS and not files.holds(absolute(each), data.include):
-                absent.setdefault("data.include", []).append(each)
+        for key, folder, _ in named_paths(data, "data."):
+            if key == "data.path" and not files.holds(absolute(folder), data.include):
+                absent.setdefault("data.include", []).append(folder)
     return {key: tuple(paths) for key, paths in absent.items()}

@@ -1,7 +1,7 @@
 """How a recipe section and its settings are declared: once, with everything that is derived from the declaration."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
@@ -10,6 +10,10 @@ from pydantic.config import JsonDict
 MOST = 10**12
 Count = Annotated[int, Field(ge=1, le=MOST)]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+
+# A path leads to a file or a folder; a repository is a folder, or a name on the Hub.
+Reads = Literal["", "file", "folder", "path", "repository", "content", "output"]
 
 
 class Section(BaseModel):
@@ -35,6 +39,11 @@ class Section(BaseModel):
     def _expand(cls, value: Any) -> Any:
         return {cls.short_form: value} if cls.short_form and isinstance(value, (str, int, float)) else value
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the run reads what the section names."""
+        return True
+
     def _contradictions(self) -> Iterator[str]:
         """What several settings say against one another, a line each."""
         yield from ()
@@ -58,7 +67,9 @@ def setting(
     *,
     unit: str = "",
     flag: str = "",
-    file: bool = False,
+    reads: Reads = "",
+    missing: str = "",
+    words: tuple[str, ...] = (),
     lines: bool = False,
     alias: str | None = None,
     **constraints: Any,
@@ -67,12 +78,15 @@ def setting(
 
     unit: of the value, shown in help and reference text.
     flag: the command-line name that HF users know (a ``TrainingArguments`` field), without dashes.
-    file: the value names a file whose content the plan depends on; the resolver reads it and hands it on.
+    reads: what lies at the path that the value names; empty where it is no path. ``content`` is a file that the plan
+        depends on: the resolver reads it and hands it on. ``output`` is a folder that the run writes.
+    missing: what to do where nothing lies there. words: values that are no paths.
     lines: its texts may have several lines, tabs and the like; those of other settings hold no control character.
     constraints: pydantic's (``ge``, ``le``, ``pattern``, ``min_length``, …).
     """
-    named = (("unit", unit), ("flag", flag), ("file", file), ("lines", lines))
+    named = (("unit", unit), ("flag", flag), ("reads", reads), ("missing", missing), ("lines", lines))
     extra: JsonDict = {name: value for name, value in named if value}
+    extra |= {"words": [*words]} if words else {}
     if constraints.keys() & {"ge", "gt"} and not constraints.keys() & {"le", "lt"}:
         constraints["le"] = MOST
     return Field(default, description=description, alias=alias, json_schema_extra=extra or None, **constraints)

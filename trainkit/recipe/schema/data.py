@@ -56,20 +56,27 @@ class _Loaded(Section):
             yield f"prefetch_factor {self.prefetch_factor} is for loader processes, and workers is 0"
 
 
+_FOLDER_OR_NAME = "give a folder as save_pretrained writes it, or a name of the Hub"
+_NO_DATA = "check data.path, from the working folder; names of the Hub are for data.kind: dataset"
+
+
 class TextData(_Loaded):
     """Text files, one token per byte or those of a tokenizer."""
 
     kind: Literal["text"] = setting("text", "Text files.")
-    tokenizer: str | None = setting(None, _TOKENIZER)
+    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME)
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "python-stdlib",
         "A file, a folder, or a list of them, from the working folder; `python-stdlib` is the running interpreter's "
         "standard library source.",
+        reads="path",
+        missing=_NO_DATA,
+        words=("python-stdlib",),
     )
     include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
     validation_fraction: float = setting(0.05, "Share of the corpus held out for evaluation, from its end.", gt=0, lt=1)
-    cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.")
+    cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.", reads="output")
 
 
 class RandomData(_Loaded):
@@ -99,7 +106,12 @@ class TokensData(_Loaded):
     required = ("path", "the file of token ids")
 
     kind: Literal["tokens"] = setting("tokens", "Token ids in a NumPy or raw binary file.")
-    path: str = setting("", "The file, from the working folder: one row of whole numbers, samples end to end.")
+    path: str = setting(
+        "",
+        "The file, from the working folder: one row of whole numbers, samples end to end.",
+        reads="file",
+        missing=_NO_DATA,
+    )
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = setting(
         None, "Number format of a raw file, in the machine's byte order; a .npy file says its own."
     )
@@ -116,12 +128,19 @@ class TokensData(_Loaded):
 class Mixed(Section):
     """One source of `data.mix`."""
 
-    path: str | Annotated[list[str], Field(min_length=1)] = setting("", "What `data.path` may name, or a file of it.")
+    path: str | Annotated[list[str], Field(min_length=1)] = setting(
+        "", "What `data.path` may name, or a file of it.", reads="repository"
+    )
     weight: float = setting(1.0, "Its share of the samples, as a part of the sum of all weights.", ge=0)
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     field: str | None = setting(None, "Field of the text in this source; null is `data.field`.", min_length=1)
     revision: str | None = setting(None, "As `data.revision`, for a `path` on the Hub.", min_length=1)
     subset: str | None = setting(None, "As `data.subset`.", min_length=1)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the source has a share of the samples."""
+        return bool(self.weight)
 
     def _contradictions(self) -> Iterator[str]:
         if not self.path:
@@ -131,7 +150,7 @@ class Mixed(Section):
 class _Rows(_Loaded):
     """Settings of sources whose samples come from rows with named fields."""
 
-    tokenizer: str | None = setting(None, _TOKENIZER)
+    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME)
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     field: str = setting(
         "text",
@@ -188,7 +207,13 @@ class _Rows(_Loaded):
     streaming: bool = setting(
         False, "Read rows while they are trained on, for data larger than memory; the run has `train.steps`."
     )
-    mix: list[Mixed] = setting([], "Several sources instead of `path`, each with a weight; requires `streaming`.")
+    mix: list[Mixed] = setting(
+        [],
+        "Several sources instead of `path`, each with a weight; requires `streaming`.",
+        reads="repository",
+        missing="check its paths, from the working folder; names of the Hub are for data.kind: dataset, one in each "
+        "path",
+    )
     shuffle_buffer: int = setting(
         1000,
         "Streamed samples of a source that are held in memory and shuffled among themselves before the next ones are "
@@ -241,7 +266,10 @@ class JsonlData(_Rows):
 
     kind: Literal["jsonl"] = setting("jsonl", "Rows in JSON lines: texts, prompts with answers, chats, labelled texts.")
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
-        "", "A file with an object in each line, or a list of such files, from the working folder."
+        "",
+        "A file with an object in each line, or a list of such files, from the working folder.",
+        reads="file",
+        missing=_NO_DATA,
     )
 
     def _contradictions(self) -> Iterator[str]:
@@ -261,6 +289,8 @@ class DatasetData(_Rows):
         "",
         "The folder, from the working folder: what `save_to_disk` wrote, or parquet files, or JSON lines; or the name "
         "of a repository of the Hub, where there is no such folder.",
+        reads="repository",
+        missing=_NO_DATA,
     )
     revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
     subset: str | None = setting(
@@ -304,12 +334,6 @@ class TargetData(_Loaded):
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end, where there is no pair.", gt=0, lt=1
     )
-
-
-def mixed_paths(data: Section) -> list[str]:
-    """The paths of the sources in `data.mix` that have a weight, where a kind of data has it."""
-    paths = (each.path for each in getattr(data, "mix", ()) if each.weight)
-    return [path for each in paths for path in ([each] if isinstance(each, str) else each)]
 
 
 Data = Annotated[TextData | RandomData | TokensData | JsonlData | DatasetData | TargetData, Field(discriminator="kind")]

@@ -28,7 +28,9 @@ class Setting:
     description: str
     unit: str = ""
     flag: str = ""
-    file: bool = False
+    reads: str = ""
+    missing: str = ""
+    words: tuple[str, ...] = ()
     lines: bool = False
     variant: str = ""
     open: bool = False
@@ -74,6 +76,12 @@ def schema() -> Schema:
     settings: dict[str, list[Setting]] = {}
     _walk(Recipe, "", "", sections, settings)
     return Schema(sections, {key: tuple(declared) for key, declared in settings.items()})
+
+
+@cache
+def path_keys() -> tuple[str, ...]:
+    """Settings that name files or folders of the user's."""
+    return tuple(key for key, declared in schema().settings.items() if any(each.reads for each in declared))
 
 
 @cache
@@ -147,7 +155,9 @@ def _walk(
                 info.description or "",
                 unit=str(extra.get("unit", "")),
                 flag=str(extra.get("flag", "")),
-                file=bool(extra.get("file", False)),
+                reads=str(extra.get("reads", "")),
+                missing=str(extra.get("missing", "")),
+                words=tuple(extra.get("words", ())),
                 lines=bool(extra.get("lines", False)),
                 variant=variant,
                 open=any(get_origin(member) is dict for member, _ in members(info.annotation)),

@@ -44,11 +44,15 @@ class Program(Section):
         None,
         "Folder in which your program starts, relative to the caller's working folder; program.script, and paths among "
         "program.args, start from it. Other settings with paths do not.",
+        reads="folder",
+        missing="check the path; it starts from the working folder",
     )
     script: str | None = setting(
         None,
         "Path of the script to run, relative to program.folder, or to the caller's working folder. A name that ends in "
         ".py (.pyw, .pyc, .pyz) is run by the interpreter; any other file, as a shell script, is executed itself.",
+        reads="file",
+        missing="put your copy into the working folder, or name it: program.script=PATH",
     )
     module: str | None = setting(None, "Dotted name of the module to run instead of a script.")
     args: dict[str, Scalar | list[Scalar]] | list[str] = setting(
@@ -194,6 +198,7 @@ class Output(Section):
         "runs",
         "Folder of run directories; a run gets `<root>/<name>/<timestamp>-<id>/`.",
         flag="output_dir",
+        reads="output",
         pattern=r"\S",
     )
 

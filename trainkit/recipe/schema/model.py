@@ -87,6 +87,8 @@ class HfModel(Section):
         None,
         "Folder with config.json and weights, as `save_pretrained` writes it, from the working folder; or the name of "
         "a repository of the Hub, `owner/name`, where there is no such folder.",
+        reads="repository",
+        missing="give a folder as save_pretrained writes it, or a name of the Hub",
     )
     revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
     architecture: str | None = setting(
@@ -140,6 +142,8 @@ class Peft(Section):
         None,
         "Adapters to start from: a folder, as peft or `trainkit export --adapter` writes it, or the name of a "
         "repository of the Hub; null for new ones.",
+        reads="repository",
+        missing="give a folder as peft or trainkit export --adapter writes it, or a name of the Hub",
     )
     revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
 

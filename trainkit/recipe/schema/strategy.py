@@ -103,7 +103,7 @@ class _OnDeepSpeed(Section):
         "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error. For programs of your own "
         "what the recipe leaves out stays as the file, or DeepSpeed's default, has it.",
         flag="deepspeed",
-        file=True,
+        reads="content",
     )
 
 
@@ -152,6 +152,7 @@ class Zero3(_Zero):
         None,
         "Folder on a fast local disk for what is offloaded to `nvme`. A run swaps to a folder of its own below it, "
         "and removes that at its end.",
+        reads="output",
         min_length=1,
     )
     gather_16bit: bool = setting(

@@ -273,6 +273,9 @@ class Checkpoint(Section):
         "settings; or a path: under other training settings the plan warns, and the run goes on from its step with "
         "its weights and optimizer state and the recipe's settings.",
         flag="resume_from_checkpoint",
+        reads="folder",
+        missing="set it to auto, which takes the newest checkpoint that fits",
+        words=("never", "auto"),
         min_length=1,
     )
     push_to_hub: PushToHub = section(PushToHub, "Upload to the Hugging Face Hub, beside the training.")
