@@ -17,12 +17,12 @@ from trainkit.tools.deepspeed.config import deepspeed_config
 from trainkit.tools.deepspeed.fields import (
     BUCKETS,
     FIELDS,
+    FILE_S,
     KINDS,
     OFFLOADS,
     ROWS,
     STAGES,
     ZERO,
-    Rule,
     elements,
     mebibytes,
 )
@@ -110,7 +110,7 @@ def test_a_bucket_has_the_same_size_in_elements_and_in_mebibytes(size: int, dtyp
 def _read_back(tree: Mapping[str, Any]) -> dict[str, Any]:
     recipe: dict[str, Any] = {}
     for key, value in leaves(tree):
-        found = ROWS[key].decode(value) if key in ROWS and ROWS[key].rules.deepspeed is not Rule.OWN else {}
+        found = ROWS[key].decode(value) if key in ROWS and ROWS[key].policies.deepspeed != FILE_S else {}
         for name, each in () if isinstance(found, Unsupported) else found.items():
             section, _, last = name.partition(".")
             recipe.setdefault(section, {})[last] = each

@@ -15,21 +15,21 @@ from trainkit.recipe.merge import value_at
 from trainkit.recipe.resolved import Attachment
 from trainkit.tools.base.fields import UNSET, Unsupported, said, setting
 from trainkit.tools.deepspeed.fields import (
+    AGREES,
     AUTO,
-    AUTO_STAYS,
     BATCH,
     FIELDS,
     FILE,
+    FILE_S,
     NEW_NAMES_ONLY,
     OUTDATED,
-    REACHES,
     ROWS,
     STAGE,
     ZERO,
+    Policy,
     Reader,
     Row,
-    Rule,
-    rule_of,
+    policy_of,
 )
 
 Tree = dict[str, Any]
@@ -67,27 +67,30 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     base = context.resolved.attachments.get("strategy.config")
     tree, problems = _base_tree(base, reader)
     sources: Sources = []
-    rules = [(row, _in_force(tree, row, rule_of(row, reader, context, whole=whole), base)) for row in FIELDS]
-    known = {row.name for row, rule in rules if rule is not Rule.OWN and row.encode(context) is not UNSET}
-    for row, rule in rules:
+    silent = base is None or all(_found(tree, each)[1] is UNSET for each in BATCH[:2])
+    policies = [(row, policy_of(row, reader, context, whole=whole)) for row in FIELDS]
+    known = {row.name for row, policy in policies if policy != FILE_S and row.encode(context) is not UNSET}
+    for row, policy in policies:
         key, found = _found(tree, row)
         if isinstance(found, Mapping | list) and not key.endswith(".betas"):
             wrong = _problem(key, f"is {dumps(found)}, and one value is expected", base, "write it, or remove the key")
             problems += [] if wrong in problems else [wrong]
             continue
-        value = _value(found, row, rule, context, guesses=reader != "deepspeed")
-        if value is UNSET or (found is not UNSET and found != AUTO and _agrees(row, found, value, context, rule)):
+        # DeepSpeed takes a file with one of the two sizes of the batch; with neither it ends with an error.
+        beside = base is not None and not (row in BATCH and silent and policy.write == "auto" and row.default is UNSET)
+        value = _value(found, row, policy, context, beside=beside)
+        if value is UNSET or (found is not UNSET and found != AUTO and _agrees(row, found, value, context, policy)):
             continue
         if found is UNSET or found == AUTO:
             problems += _fill(tree, key, value, base)
             sources.append((key, _keys(row, context)))
         else:
             problems.append(_disagreement(row, key, value, context))
-    stays = {row.name for row, rule in rules if rule in AUTO_STAYS}
+    stays = {row.name for row, policy in policies if policy.keeps_auto}
     problems += _not_for_builtin(tree, known, base) if reader == "builtin" else _not_for_programs(tree, reader, context)
     for key, value in leaves(tree):
         if value == AUTO and not key.startswith(OWN_AUTO) and key not in stays:
-            keys = ROWS[key].keys if key in ROWS and ROWS[key].rules.deepspeed in REACHES else ()
+            keys = ROWS[key].keys if key in ROWS and ROWS[key].policies.deepspeed.write != "never" else ()
             hint = " or ".join([*(f"set {each}" for each in keys[:1]), "write a value, or remove it"])
             problems.append(_problem(key, 'is "auto", and no setting of the recipe fills it', base, hint))
     if problems:
@@ -97,37 +100,23 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     return tree, sorted(source for source in sources if value_at(tree, source[0], UNSET) is not UNSET)
 
 
-def _in_force(tree: Tree, row: Row, rule: Rule, base: Attachment | None) -> Rule:
-    """A field's rule beside this file, or without one."""
-    if row not in BATCH:
-        beside = {Rule.ASKED: Rule.FILLED, Rule.TOLD: Rule.AGREED, Rule.OURS: Rule.SAID}
-        return beside.get(rule, rule) if base else Rule.ALWAYS if rule is Rule.OURS else rule
-    if rule is Rule.SAID and base is None:
-        return Rule.ALWAYS  # no one else says it to DeepSpeed's engine
-    if rule is Rule.ASKED and base:
-        # DeepSpeed takes a file with one of the two sizes; with neither it ends with an error.
-        says = any(_found(tree, each)[1] is not UNSET for each in BATCH[:2])
-        return Rule.STAYING if says or row.default is not UNSET else Rule.ASKED
-    return rule
-
-
-def _value(found: Any, row: Row, rule: Rule, context: Context, *, guesses: bool) -> Any:
+def _value(found: Any, row: Row, policy: Policy, context: Context, *, beside: bool) -> Any:
     """What the file has to say at a key; UNSET where that is not the recipe's affair.
 
-    found: what it says. guesses: whether "auto" may be a setting's default. On DeepSpeed's own engine it is a mistake.
+    found: what it says. beside: whether there is a file of the user's, which may be silent.
     """
-    value, given, is_open = row.encode(context), said(context, *row.keys), found is UNSET or found == AUTO
-    if rule in (Rule.ASKED, Rule.TOLD) and not given:
-        return AUTO if found is UNSET else UNSET
-    if value is UNSET or rule in (Rule.OWN, Rule.LEFT):
-        return UNSET
-    if not given and rule in (Rule.SAID, Rule.FILLED, Rule.STAYING, Rule.AGREED):
-        return value if rule is Rule.SAID and found == AUTO and (guesses or row in BATCH) else UNSET
+    value, given = row.encode(context), said(context, *row.keys)
     if found is UNSET:
-        return value if row.written(context) and rule not in (Rule.COMPARED, Rule.AGREED) else UNSET
-    if is_open and rule in (Rule.STAYING, Rule.AGREED):
-        return UNSET
-    return value if is_open or not (rule is Rule.TUNED or (rule is Rule.KEPT and not given)) else UNSET
+        write = (policy.beside or policy.write) if beside else policy.write
+        if write == "auto" and not given:
+            return AUTO
+        writes = write in ("always", "auto") or (write == "if_set" and given)
+        return value if writes and row.written(context) else UNSET
+    if found == AUTO:
+        fills = policy.auto == "fill" or (policy.auto in ("fill_set", "fill_or_keep") and given)
+        return value if fills else UNSET
+    counts = policy.user_file == "must_agree" or (policy.user_file == "set_must_agree" and given)
+    return value if counts else UNSET
 
 
 def _found(tree: Tree, row: Row) -> tuple[str, Any]:
@@ -174,14 +163,14 @@ def _fill(tree: Tree, key: str, value: Any, base: Attachment | None) -> Iterator
     tree[last] = value
 
 
-def _agrees(row: Row, found: Any, value: Any, context: Context, rule: Rule) -> bool:
+def _agrees(row: Row, found: Any, value: Any, context: Context, policy: Policy) -> bool:
     """Whether the file says what the recipe does, be it in another word, as Adam for AdamW."""
     if _same(found, value) or not row.name.startswith(HANDED_OVER):
         return _same(found, value)
     meant = row.decode(found)
     if isinstance(meant, Unsupported) or not meant:
         return False
-    open_keys = {key for key in meant if rule is Rule.AGREED and not said(context, key)}
+    open_keys = {key for key in meant if policy == AGREES and not said(context, key)}
     return all(_same(each, setting(context, key)) for key, each in meant.items() if key not in open_keys)
 
 

@@ -1,10 +1,9 @@
-"""Who reads DeepSpeed's file, and what each program needs in it: a rule for each field and program."""
+"""The table of DeepSpeed's file: its fields, and for each what becomes of it in the file of each kind of program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
 from trainkit.launch_plan.context import Context
@@ -19,100 +18,115 @@ SCHEDULE_KEYS = tuple(f"schedule.{name}" for name in ("name", "warmup_steps", "m
 Reader = Literal["builtin", "hf", "deepspeed", "accelerate"]  # kinds of programs
 
 
-class Rule(Enum):
-    """What becomes of a field in the file of one program. Where nothing else is said, an "auto" is filled."""
+class Policy(NamedTuple):
+    """What becomes of a field in the file of one kind of program.
 
-    ALWAYS = "written; a user's file that says otherwise is an error"
-    KEPT = "written where the user's file is silent; what it says counts unless a layer of the recipe says otherwise"
-    TUNED = "written where the user's file is silent; what it says always counts, for it decides speed alone"
-    OURS = "as SAID beside a user's file; without one as ALWAYS"
-    COMPARED = "never written; a user's file that says otherwise is an error"
-    SAID = "left to the user's file, or to DeepSpeed's default, unless a layer of the recipe says it"
-    FILLED = "as SAID, and the program replaces an auto by itself where no layer says it"
-    ASKED = "as FILLED beside a user's file; without one as SAID, and written as auto where no layer says it"
-    TOLD = "as AGREED beside a user's file; without one as ASKED"
-    STAYING = "as SAID, and an auto stays: the program replaces it by what it is told by itself"
-    AGREED = "never written, and an auto stays: the program is told by itself; a file that says otherwise is an error"
-    MADE = "as ALWAYS or KEPT where layers describe the schedule or optimizer for DeepSpeed to make, else as OWN"
-    OWN = "the user's file alone says it"
-    LEFT = "as OWN, and the program replaces an auto by itself"
+    write: whether it is written where no file says anything of it: `always`; `if_set`, where a layer of the recipe
+        gives it; `auto`, as that, and else the word "auto", which the program replaces; or `never`.
+    user_file: who counts where the user's file has a value: `must_agree`, the recipe, and another value is an error;
+        `set_must_agree`, the same of what a layer gives, and else the file; `wins`, the file.
+    auto: what becomes of an "auto" in it: `fill` and `fill_set`, the recipe's value takes its place (or only one that a
+        layer gives, and else it is an error); `fill_or_keep`, as that, and else it stays; `keep`; `refuse`.
+    beside: as `write`, where there is a file of the user's that is silent; empty for the same.
+    described: whether this holds only where layers describe the section for DeepSpeed to make; else it is the file's.
+    """
 
+    write: Literal["always", "if_set", "auto", "never"]
+    user_file: Literal["must_agree", "set_must_agree", "wins"]
+    auto: Literal["fill", "fill_set", "fill_or_keep", "keep", "refuse"]
+    beside: Literal["", "if_set", "never"] = ""
+    described: bool = False
 
-AUTO_STAYS = (Rule.FILLED, Rule.ASKED, Rule.TOLD, Rule.STAYING, Rule.AGREED, Rule.LEFT)
-# With which a setting of the recipe reaches the program.
-REACHES = (Rule.ALWAYS, Rule.KEPT, Rule.OURS, Rule.SAID, Rule.MADE)
-
-
-class Rules(NamedTuple):
-    """The rule for each kind of program that reads the file."""
-
-    builtin: Rule
-    hf: Rule  # transformers, integrations/deepspeed.py: HfTrainerDeepSpeedConfig
-    deepspeed: Rule  # a script that calls deepspeed.initialize
-    accelerate: Rule  # accelerate, accelerator.py: _prepare_deepspeed
+    @property
+    def keeps_auto(self) -> bool:
+        """Whether an "auto" may stay, for the program to replace."""
+        return self.auto in ("keep", "fill_or_keep")
 
 
-EVERYWHERE: Final = Rules(*(Rule.ALWAYS,) * 4)
-# A rule may differ by program, for each fills and compares other keys of the same file by itself.
-# With Accelerator() the batch is that of the script's DataLoader.
-BATCH_RULES: Final = Rules(Rule.ALWAYS, Rule.ASKED, Rule.SAID, Rule.ASKED)
-CLIPPING: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.ASKED)
-FORMAT: Final = Rules(Rule.ALWAYS, Rule.TOLD, Rule.SAID, Rule.FILLED)
+RECIPE = Policy("always", "must_agree", "fill")  # the recipe decides it
+COMPARED = Policy("never", "must_agree", "fill")  # the trainer does it by itself
+DEFAULT = Policy("always", "set_must_agree", "fill")  # the file may say otherwise where no layer of the recipe speaks
+TUNED = Policy("always", "wins", "fill")  # it decides speed alone
+SET = Policy("if_set", "set_must_agree", "fill")
+SET_ON_ENGINE = Policy("if_set", "set_must_agree", "fill_set")  # where nobody but the recipe replaces an "auto"
+FILLED = Policy("if_set", "set_must_agree", "fill_or_keep")
+AGREES = Policy("never", "set_must_agree", "keep")  # the program is told by itself
+FILE_S = Policy("never", "wins", "refuse")  # the user's file alone says it
+LEFT = Policy("never", "wins", "keep")
+
+
+class Policies(NamedTuple):
+    """The policy for each kind of program that reads the file: each fills and compares other keys by itself."""
+
+    builtin: Policy
+    hf: Policy  # transformers, integrations/deepspeed.py: HfTrainerDeepSpeedConfig
+    deepspeed: Policy  # a script that calls deepspeed.initialize
+    accelerate: Policy  # accelerate, accelerator.py: _prepare_deepspeed
+
+
+EVERYWHERE: Final = Policies(RECIPE, RECIPE, RECIPE, RECIPE)
+_ASKED = FILLED._replace(write="auto", beside="if_set")
+_TOLD = AGREES._replace(write="auto", beside="never")
+_SIZE = _ASKED._replace(auto="keep")
+# With Accelerator() the batch is that of the script's DataLoader. On the engine itself nobody else says its sizes.
+BATCH_POLICY: Final = Policies(RECIPE, _SIZE, SET._replace(write="always", beside="if_set"), _SIZE)
+CLIPPING: Final = Policies(RECIPE, _TOLD, SET_ON_ENGINE, _ASKED)
+FORMAT: Final = Policies(RECIPE, _TOLD, SET_ON_ENGINE, FILLED)
 # accelerate's own where there is no file (utils/dataclasses.py: set_mixed_precision)
-CASTING: Final = Rules(Rule.OWN, Rule.TUNED, Rule.OWN, Rule.TUNED)
-BUCKET: Final = Rules(Rule.OURS, Rule.FILLED, Rule.SAID, Rule.FILLED)
-OVERLAP: Final = Rules(Rule.OURS, Rule.SAID, Rule.SAID, Rule.SAID)
-OFFLOAD: Final = Rules(Rule.ALWAYS, Rule.SAID, Rule.SAID, Rule.SAID)
-GATHERING: Final = Rules(Rule.KEPT, Rule.FILLED, Rule.SAID, Rule.FILLED)
-WIDTH: Final = Rules(Rule.TUNED, Rule.LEFT, Rule.OWN, Rule.LEFT)
+CASTING: Final = Policies(FILE_S, TUNED, FILE_S, TUNED)
+_OURS = SET._replace(write="always", beside="if_set")
+BUCKET: Final = Policies(_OURS, FILLED, SET_ON_ENGINE, FILLED)
+OVERLAP: Final = Policies(_OURS, SET, SET_ON_ENGINE, SET)
+OFFLOAD: Final = Policies(RECIPE, SET, SET_ON_ENGINE, SET)
+GATHERING: Final = Policies(DEFAULT, FILLED, SET_ON_ENGINE, FILLED)
+WIDTH: Final = Policies(TUNED, LEFT, FILE_S, LEFT)
 # What is set to suit the built-in trainer; another program has DeepSpeed's default.
-BUILTIN: Final = Rules(Rule.TUNED, Rule.OWN, Rule.OWN, Rule.OWN)
-REQUIRED: Final = Rules(Rule.ALWAYS, Rule.OWN, Rule.OWN, Rule.OWN)
-UNTESTED: Final = Rules(Rule.TUNED, Rule.OWN, Rule.SAID, Rule.OWN)
-ENGINE: Final = Rules(Rule.OWN, Rule.OWN, Rule.SAID, Rule.OWN)
+BUILTIN: Final = Policies(TUNED, FILE_S, FILE_S, FILE_S)
+REQUIRED: Final = Policies(RECIPE, FILE_S, FILE_S, FILE_S)
+UNTESTED: Final = Policies(TUNED, FILE_S, SET_ON_ENGINE, FILE_S)
+ENGINE: Final = Policies(FILE_S, FILE_S, SET_ON_ENGINE, FILE_S)
 # The built-in trainer and a script on Accelerator() make optimizer and schedule themselves; Trainer takes what the file
 # describes in place of its own.
-TYPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
-ARGUMENT: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.LEFT)
-MOMENTS: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.SAID, Rule.OWN)
-MOMENTUM: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
-SWITCH: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.SAID, Rule.OWN)
-UNUSED: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.OWN, Rule.OWN)
-LENGTH: Final = Rules(Rule.COMPARED, Rule.AGREED, Rule.MADE, Rule.LEFT)
-START: Final = Rules(Rule.COMPARED, Rule.LEFT, Rule.MADE, Rule.LEFT)
-SHAPE: Final = Rules(Rule.COMPARED, Rule.OWN, Rule.MADE, Rule.OWN)
+_MADE_OPTIMIZER, _MADE_SCHEDULE = DEFAULT._replace(described=True), RECIPE._replace(described=True)
+TYPE: Final = Policies(COMPARED, FILE_S, _MADE_OPTIMIZER, FILE_S)
+ARGUMENT: Final = Policies(COMPARED, AGREES, SET_ON_ENGINE, LEFT)
+MOMENTS: Final = Policies(COMPARED, AGREES, SET_ON_ENGINE, FILE_S)
+MOMENTUM: Final = Policies(COMPARED, FILE_S, SET_ON_ENGINE, FILE_S)
+SWITCH: Final = Policies(COMPARED, FILE_S, SET_ON_ENGINE, FILE_S)
+UNUSED: Final = Policies(COMPARED, FILE_S, FILE_S, FILE_S)
+SCHEDULE: Final = Policies(COMPARED, FILE_S, _MADE_SCHEDULE, FILE_S)
+LENGTH: Final = Policies(COMPARED, AGREES, _MADE_SCHEDULE, LEFT)
+START: Final = Policies(COMPARED, LEFT, _MADE_SCHEDULE, LEFT)
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Field):
     """A field of DeepSpeed's file.
 
-    rules: when it is written, for each program. stages: of ZeRO, at which DeepSpeed has it.
+    policies: what becomes of it, for each program. stages: of ZeRO, at which DeepSpeed has it.
     written: where it says no, the value is only compared with that of the user's file, or put in place of an "auto".
     """
 
-    rules: Rules = EVERYWHERE
+    policies: Policies = EVERYWHERE
     stages: tuple[int, ...] = (1, 2, 3)
     written: Callable[[Context], bool] = lambda context: True
 
 
-def same_row(name: str, key: str, rules: Rules, **more: Any) -> Row:
+def same_row(name: str, key: str, policies: Policies, **more: Any) -> Row:
     """A field whose value is that of a setting."""
     encode, decode = same(key)
-    return Row(name, (key,), encode, decode, rules=rules, **more)
+    return Row(name, (key,), encode, decode, policies=policies, **more)
 
 
-def rule_of(row: Row, reader: Reader, context: Context, *, whole: bool = False) -> Rule:
-    """The rule for a program. whole: for a file that says what the recipe's defaults mean too, as an export does."""
-    rule: Rule = getattr(row.rules, reader)
-    if whole and rule is Rule.SAID and row.rules.builtin in (Rule.ALWAYS, Rule.KEPT, Rule.OURS):
-        return Rule.KEPT if row.rules.builtin is Rule.OURS else row.rules.builtin
-    if rule is not Rule.MADE:
-        return rule
-    section = row.name.partition(".")[0]
-    if not is_made(context, section) or not row.written(context):
-        return Rule.OWN
-    return Rule.ALWAYS if section == "scheduler" else Rule.KEPT
+def policy_of(row: Row, reader: Reader, context: Context, *, whole: bool = False) -> Policy:
+    """The policy for a program. whole: for a file that says what the recipe's defaults mean too, as an export does."""
+    policy: Policy = getattr(row.policies, reader)
+    own = row.policies.builtin
+    if policy.described:
+        return policy if is_made(context, row.name.partition(".")[0]) and row.written(context) else FILE_S
+    if whole and policy.user_file == "set_must_agree" and policy.auto in ("fill", "fill_set"):
+        return own._replace(beside="") if own.write == "always" and own.user_file != "wins" else policy
+    return policy
 
 
 def is_made(context: Context, section: str) -> bool:
@@ -140,7 +154,7 @@ def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...
             same(f"strategy.{name}")[1],
             default="none",
             aliases=tuple(f"{ZERO}.{each}" for each in aliases),
-            rules=OFFLOAD,
+            policies=OFFLOAD,
             stages=stages,
             written=lambda context: device(context) != "none",
         ),
@@ -149,7 +163,7 @@ def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...
             ("strategy.nvme_path",),
             lambda context: setting(context, "strategy.nvme_path") if _on_disk(context, name) else UNSET,
             same("strategy.nvme_path")[1],
-            rules=OFFLOAD,
+            policies=OFFLOAD,
             stages=stages,
         ),
     )
@@ -163,7 +177,7 @@ def pinned(name: str, stages: tuple[int, ...]) -> Row:
         return True if offloaded and context.topology.device == "cuda" else UNSET
 
     keys = (f"strategy.{name}", "devices.type")
-    return Row(f"{ZERO}.{name}.pin_memory", keys, encode, default=False, rules=BUILTIN, stages=stages)
+    return Row(f"{ZERO}.{name}.pin_memory", keys, encode, default=False, policies=BUILTIN, stages=stages)
 
 
 def _on_disk(context: Context, *parts: str) -> bool:
@@ -179,7 +193,7 @@ def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
         return value if _on_disk(context, *parts) else UNSET
 
     keys = tuple(f"strategy.{part}" for part in parts)
-    return Row(name, keys, encode, default=default, rules=BUILTIN)
+    return Row(name, keys, encode, default=default, policies=BUILTIN)
 
 
 def _buffers(context: Context) -> int:
@@ -195,7 +209,7 @@ SWAPPING = (
         ("optimizer.name",),
         lambda context: _buffers(context) if _on_disk(context, "offload_optimizer") else UNSET,
         default=4,
-        rules=BUILTIN,
+        policies=BUILTIN,
     ),
     # Otherwise the first 10^9 parameters of a rank would stay in memory, which is all of most models.
     _of_swapping(f"{ZERO}.offload_param.max_in_cpu", 0, 10**9, "offload_param"),
@@ -244,7 +258,7 @@ def _class(names: Mapping[str, str], key: str) -> Callable[[Any], Settings | Uns
     return decode
 
 
-def _argument(name: str, key: str, rules: Rules, kind: str = "", **default: float) -> Row:
+def _argument(name: str, key: str, policies: Policies, kind: str = "", **default: float) -> Row:
     """A number that the optimizer's class takes. kind: the only type that does; default: by type."""
     encode, decode = same(f"optimizer.{key}")
     return Row(
@@ -253,7 +267,7 @@ def _argument(name: str, key: str, rules: Rules, kind: str = "", **default: floa
         lambda context: encode(context) if kind in ("", _type(context)) else UNSET,
         decode,
         default,
-        rules=rules,
+        policies=policies,
     )
 
 
@@ -268,14 +282,14 @@ def _two_moments(value: Any) -> Settings | Unsupported:
     return dict(zip(("optimizer.beta1", "optimizer.beta2"), value, strict=True))
 
 
-def _adam_switch(name: str, rules: Rules, default: bool) -> Row:
+def _adam_switch(name: str, policies: Policies, default: bool) -> Row:
     def of_adam(context: Context) -> Any:
         return True if _type(context) == "AdamW" else UNSET
 
-    return Row(f"optimizer.params.{name}", ("optimizer.name",), of_adam, lambda value: {}, default, rules=rules)
+    return Row(f"optimizer.params.{name}", ("optimizer.name",), of_adam, lambda value: {}, default, policies=policies)
 
 
-def _constant(name: str, value: Any, default: Any, rules: Rules, *schedules: str) -> Row:
+def _constant(name: str, value: Any, default: Any, policies: Policies, *schedules: str) -> Row:
     """What all schedules of the recipe, or these, have in common."""
     return Row(
         f"scheduler.params.{name}",
@@ -283,12 +297,12 @@ def _constant(name: str, value: Any, default: Any, rules: Rules, *schedules: str
         lambda context: value if context.recipe.schedule.name in (schedules or SCHEDULERS) else UNSET,
         lambda found: {} if found == value else Unsupported(f"the recipe's warm-up has {name} {value}"),
         default,
-        rules=rules,
+        policies=policies,
     )
 
 
 OPTIMIZER = (
-    Row("optimizer.type", ("optimizer.name",), _type, _class(TYPES, "optimizer.name"), rules=TYPE),
+    Row("optimizer.type", ("optimizer.name",), _type, _class(TYPES, "optimizer.name"), policies=TYPE),
     # FusedAdam and DeepSpeedCPUAdam decay nothing by default; torch_adam makes it torch.optim.AdamW
     _argument("lr", "lr", ARGUMENT, AdamW=1e-3, SGD=1e-3, torch=1e-3),
     _argument("weight_decay", "weight_decay", ARGUMENT, AdamW=0.0, SGD=0.0, torch=0.01),
@@ -298,7 +312,7 @@ OPTIMIZER = (
         _betas,
         _two_moments,
         {"AdamW": [0.9, 0.999], "torch": [0.9, 0.999]},
-        rules=MOMENTS,
+        policies=MOMENTS,
     ),
     _argument("eps", "eps", MOMENTS, "AdamW", AdamW=1e-8, torch=1e-8),
     _adam_switch("torch_adam", SWITCH, default=False),
@@ -311,10 +325,10 @@ SCHEDULER = (
         ("schedule.name",),
         lambda context: SCHEDULERS[context.recipe.schedule.name],
         _class({kind: name for name, kind in SCHEDULERS.items()}, "schedule.name"),
-        rules=TYPE,
+        policies=SCHEDULE,
     ),
     # DeepSpeed warms up along a logarithm, the recipe along a line
-    _constant("warmup_type", "linear", "log", SHAPE),
+    _constant("warmup_type", "linear", "log", SCHEDULE),
     same_row("scheduler.params.warmup_num_steps", "schedule.warmup_steps", LENGTH, default=1000),
     same_row(
         "scheduler.params.total_num_steps",
@@ -322,14 +336,14 @@ SCHEDULER = (
         LENGTH,
         written=lambda context: context.recipe.schedule.name in ("linear", "cosine"),
     ),
-    _constant("warmup_min_ratio", 0.0, 0.0, SHAPE, "cosine"),
+    _constant("warmup_min_ratio", 0.0, 0.0, SCHEDULE, "cosine"),
     Row(
         "scheduler.params.cos_min_ratio",
         ("schedule.min_lr_ratio",),
         lambda context: context.recipe.schedule.min_lr_ratio if context.recipe.schedule.name == "cosine" else UNSET,
         same("schedule.min_lr_ratio")[1],
         1e-4,
-        rules=SHAPE,
+        policies=SCHEDULE,
     ),
     _constant("warmup_min_lr", 0.0, 0.0, START, "linear", "constant", "constant_with_warmup"),
     same_row(
@@ -362,9 +376,9 @@ def mebibytes(elements: float, dtype: str) -> float:
     return elements * (4 if dtype == "fp32" else 2) / 2**20
 
 
-def _switch(name: str, key: str, rules: Rules, **more: Any) -> Row:
+def _switch(name: str, key: str, policies: Policies, **more: Any) -> Row:
     """A field that is true or false; other values, as "auto", are left where they are."""
-    return replace(same_row(name, key, rules, **more), decode=boolean(key))
+    return replace(same_row(name, key, policies, **more), decode=boolean(key))
 
 
 def _format(dtype: str, *aliases: str) -> Row:
@@ -372,7 +386,7 @@ def _format(dtype: str, *aliases: str) -> Row:
         return context.dtype == dtype
 
     decode = boolean("precision.dtype", dtype, UNSET)
-    columns: dict[str, Any] = {"default": False, "aliases": aliases, "rules": FORMAT, "written": is_chosen}
+    columns: dict[str, Any] = {"default": False, "aliases": aliases, "policies": FORMAT, "written": is_chosen}
     return Row(f"{dtype}.enabled", ("precision.dtype",), is_chosen, decode, **columns)
 
 
@@ -387,7 +401,7 @@ def _has_file(context: Context) -> bool:
     return "strategy.config" in context.resolved.attachments
 
 
-def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
+def _bucket(name: str, policies: Policies, stages: tuple[int, ...]) -> Row:
     """The decoder needs the number format: see `mebibytes`."""
     return Row(
         f"{ZERO}.{name}",
@@ -398,7 +412,7 @@ def _bucket(name: str, rules: Rules, stages: tuple[int, ...]) -> Row:
             else UNSET
         ),
         default=500_000_000,
-        rules=rules,
+        policies=policies,
         stages=stages,
         written=lambda context: STAGES[context.recipe.strategy.kind] in stages,
     )
@@ -412,7 +426,7 @@ def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
         return encode(model.hidden_size) if isinstance(model, GptModel) else UNSET
 
     keys = ("model.hidden_size",)
-    return Row(f"{ZERO}.{name}", keys, of_model, default=default, rules=WIDTH, written=lambda context: False)
+    return Row(f"{ZERO}.{name}", keys, of_model, default=default, policies=WIDTH, written=lambda context: False)
 
 
 def _steps(value: Any) -> Settings:
@@ -437,7 +451,7 @@ def _side(name: str) -> Callable[[Context], Any]:
 
 
 BATCH = tuple(
-    Row(name, (f"batch.{side}",), _side(side), _whole(f"batch.{side}"), default, rules=BATCH_RULES)
+    Row(name, (f"batch.{side}",), _side(side), _whole(f"batch.{side}"), default, policies=BATCH_POLICY)
     for name, side, default in (
         ("train_batch_size", "global", UNSET),
         ("train_micro_batch_size_per_gpu", "micro", UNSET),
@@ -472,7 +486,7 @@ _ZERO = (
         ("optimizer.name", "strategy.offload_optimizer"),
         lambda context: False if setting(context, "strategy.offload_optimizer") not in ("none", UNSET) else UNSET,
         default=True,
-        rules=REQUIRED,
+        policies=REQUIRED,
     ),
     *offload("offload_param", (3,), "cpu_offload_param", "cpu_offload_params"),
     pinned("offload_param", (3,)),
@@ -495,7 +509,7 @@ FIELDS: tuple[Row, ...] = (
         "fp16.auto_cast",
         encode=lambda context: context.dtype == "fp16" or UNSET,
         default=False,
-        rules=CASTING,
+        policies=CASTING,
         written=lambda context: not _has_file(context),
     ),
     # Micro steps add up in fp32 under every strategy of the built-in trainer.
@@ -504,7 +518,7 @@ FIELDS: tuple[Row, ...] = (
         ("precision.dtype",),
         lambda context: "fp32",
         default=None,
-        rules=BUILTIN,
+        policies=BUILTIN,
         written=lambda context: context.dtype != "fp32",
     ),
     *_ZERO,
@@ -517,7 +531,7 @@ FIELDS: tuple[Row, ...] = (
         ("optimizer.name",),
         lambda context: True,
         default=False,
-        rules=UNTESTED,
+        policies=UNTESTED,
         written=lambda context: not context.recipe.optimizer.name.startswith("adamw_torch"),
     ),
     *OPTIMIZER,
@@ -526,13 +540,13 @@ FIELDS: tuple[Row, ...] = (
         ("logging.every_steps",),
         lambda context: context.recipe.logging.every_steps,
         _steps,
-        rules=ENGINE,
+        policies=ENGINE,
     ),
     *SCHEDULER,
     # Elsewhere the trainer writes the metrics.
-    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, rules=BUILTIN),
+    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, policies=BUILTIN),
     # It waits for the device twice in each micro step (deepspeed/utils/timer.py: ThroughputTimer).
-    Row("timers.throughput.enabled", (), lambda context: False, default=True, rules=BUILTIN),
+    Row("timers.throughput.enabled", (), lambda context: False, default=True, policies=BUILTIN),
 )
 ROWS: Mapping[str, Row] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
 # Names of DeepSpeed's first versions, which it refuses beside today's -> what to write.
@@ -544,7 +558,11 @@ OUTDATED: Mapping[str, str] = {
 NEW_NAMES_ONLY: Mapping[str, str] = {"bfloat16": "bf16"}
 # Settings that reach a script on DeepSpeed's own engine.
 CARRIED: frozenset[str] = frozenset(
-    key for row in FIELDS if row.rules.deepspeed in REACHES for key in row.keys if not key.startswith("strategy.")
+    key
+    for row in FIELDS
+    if row.policies.deepspeed.write != "never"
+    for key in row.keys
+    if not key.startswith("strategy.")
 )
 # Settings of a strategy that the file carries, apart from its kind.
 STRATEGY_KEYS = tuple(dict.fromkeys(key for row in FIELDS for key in row.keys if key.startswith("strategy.")))[1:]
