@@ -23,7 +23,6 @@ PURE = (
     "trainkit.rule",
     "trainkit.text",
     "trainkit.optimizers",
-    "trainkit.architectures",
     "trainkit.lora",
     "trainkit.recipe",
     "trainkit.hub.names",

@@ -149,6 +149,10 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
 
         if backend_in_use(recipe.efficiency.compile.backend) not in EVERYWHERE:
             facts = replace(facts, torch=replace(facts.torch, backends=compile_backends()))
+    if recipe.program.kind == "builtin" and recipe.model.kind == "hf" and not facts.origin:
+        from trainkit.machine.host import transformers_architectures
+
+        facts = replace(facts, architectures=transformers_architectures())
     return build_plan(with_described(resolved, hub), facts, earlier, own, hub)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import Origin
@@ -24,6 +24,7 @@ class Asked:
 
     resolved: Resolved
     packages: Mapping[str, str]
+    architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as the machine's facts have it
 
     @property
     def recipe(self) -> Recipe:

@@ -174,6 +174,8 @@ class Facts:
     HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, None where unset. allocator: what the caller tells torch's allocator
     for CUDA (PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF), None where both are unset.
     driver, cuda_driver: of the NVIDIA driver, its version and the newest CUDA that it runs; empty without one.
+    architectures: by type of model that the installed transformers knows, the tasks that it has a class for; looked
+        up for recipes alone that train one.
     nccl: version of the NCCL that is installed beside torch; empty where there is none.
     origin: where facts that were not probed here come from (a file, a profile); empty for this machine.
     """
@@ -203,6 +205,7 @@ class Facts:
     memory_available: int | None = None  # bytes, now
     numa: tuple[NumaNode, ...] = ()
     torch: TorchBuild | None = None
+    architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     driver: str = ""
     cuda_driver: str = ""
     nccl: str = ""

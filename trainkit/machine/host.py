@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -196,6 +197,51 @@ def compile_backends() -> tuple[str, ...]:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
         return tuple(done.stdout.splitlines()[-1].split())
     return ()
+
+
+# Task of `model.task` -> the table of its auto class, in transformers' models/auto/modeling_auto.py.
+_TASKS: Mapping[str, str] = {
+    "causal_lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "masked_lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "seq2seq_lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
+# In the last table, and without a decoder of their own that is given a text: they write about sound.
+_OF_SOUND = frozenset({
+    "audioflamingo3", "glmasr", "granite_speech", "granite_speech_plus", "moss_transcribe_diarize", "musicflamingo",
+    "nemo_speechlm", "qwen2_audio", "qwen3_asr", "vibevoice_asr", "voxtral", "voxtral_realtime",
+})  # fmt: skip
+_ENTRY = re.compile(r"""^\s*\(?"([\w.-]+)"[,:]""", re.MULTILINE)
+
+
+def transformers_architectures(folder: Path | None = None) -> dict[str, tuple[str, ...]]:
+    """The types of model that the installed transformers knows, each with the tasks that it has a class for.
+
+    Its tables are read as text, for importing it takes seconds. Empty where it is not installed, or has no such tables.
+    folder: of the package.
+    """
+    if folder is None:
+        spec = find_spec("transformers")
+        if spec is None or spec.origin is None:
+            return {}
+        folder = Path(spec.origin).parent
+    texts = {}
+    for name in ("modeling_auto", "configuration_auto", "auto_mappings"):
+        with contextlib.suppress(OSError):
+            texts[name] = (folder / "models" / "auto" / f"{name}.py").read_text(encoding="utf-8")
+    types = {found for text in texts.values() for found in _entries(text, "CONFIG_MAPPING_NAMES")}
+    tasks = {task: _entries(texts.get("modeling_auto", ""), table) for task, table in _TASKS.items()}
+    tasks["seq2seq_lm"] -= _OF_SOUND
+    return {name: tuple(task for task in _TASKS if name in tasks[task]) for name in sorted(types)}
+
+
+def _entries(text: str, table: str) -> set[str]:
+    """The names in every part of a table: its making, and what is added to it."""
+    parts = re.findall(
+        rf"^{table}(?: = OrderedDict(?:\[str, str\])?|\.update)\((.*?)^\)", text, re.MULTILINE | re.DOTALL
+    )
+    inline = re.findall(rf"^{table} = OrderedDict\(\*\*\{{\"([\w.-]+)\"", text, re.MULTILINE)
+    return {*_ENTRY.findall("".join(parts)), *inline}
 
 
 def distributions(folder: str) -> Iterator[tuple[str, str]]:

@@ -160,7 +160,7 @@ def decide(
     inside = seen_inside(resolved.recipe, facts)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
     # Collected up to the batch, so that one try shows all that has to be fixed.
-    problems = check(input_rules(resolved.recipe.program.kind), Asked(resolved, inside.packages))
+    problems = check(input_rules(resolved.recipe.program.kind), Asked(resolved, inside.packages, inside.architectures))
     resolved, facts = counted_cards(with_repositories(resolved, hub), facts), inside
     recipe = resolved.recipe
     try:

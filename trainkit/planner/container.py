@@ -30,7 +30,13 @@ def seen_inside(recipe: Recipe, facts: Facts) -> Facts:
         return facts
     # What a build is for (`+cpu`) says nothing of the image's.
     packages = {name: version.partition("+")[0] for name, version in facts.packages.items()}
-    return replace(facts, executable=recipe.container.python, packages=packages | recipe.container.packages, torch=None)
+    return replace(
+        facts,
+        executable=recipe.container.python,
+        packages=packages | recipe.container.packages,
+        torch=None,
+        architectures={},
+    )
 
 
 def check_container(resolved: Resolved) -> Iterator[Diagnostic]:

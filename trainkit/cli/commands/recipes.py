@@ -152,12 +152,12 @@ def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
     if resolved.recipe.program.kind != "builtin":
         return []
     from trainkit.launch_plan.context import Asked
-    from trainkit.machine.host import probe_packages
+    from trainkit.machine.host import probe_packages, transformers_architectures
     from trainkit.rule import check
     from trainkit.tools.builtin.rules import INPUT_RULES
 
     packages = probe_packages()["packages"] if resolved.recipe.model.kind == "hf" else {}
-    return check(INPUT_RULES, Asked(resolved, packages))
+    return check(INPUT_RULES, Asked(resolved, packages, transformers_architectures() if packages else {}))
 
 
 def explain(

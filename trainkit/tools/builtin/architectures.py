@@ -1,23 +1,15 @@
-"""Refusals of models that a task cannot train, by what a folder's config.json or `model.architecture` says they are."""
+"""Models that a task cannot train, by what a folder's config.json or `model.architecture` says they are.
+
+Which types there are, and which tasks have a class for them, is read from the transformers that is installed. What its
+tables do not say stands here, by type (`model_type` of a config.json).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from trainkit.architectures import (
-    ENDED,
-    EXPERTS,
-    LOOKING_AHEAD,
-    MIXTURES,
-    OVERFLOWING,
-    TASKS_OF,
-    TRANSFORMERS,
-    UNPADDED,
-    quantized_already,
-)
 from trainkit.errors import Diagnostic, warning
 from trainkit.launch_plan.context import Asked, Context
-from trainkit.machine.facts import release
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import GptModel, HfModel
@@ -38,14 +30,57 @@ CLASSES = {
     "sequence_classification": "AutoModelForSequenceClassification",
 }
 
+# Made to fill in what is hidden: unless this setting is true, they see the token that they are to predict next.
+_ENCODERS = """
+    bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert reformer rembert roberta
+    roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod
+"""
+LOOKING_AHEAD: Mapping[str, str | None] = {
+    **dict.fromkeys(_ENCODERS.split(), "is_decoder"),
+    "xlm": "causal",
+    "xlnet": None,  # there is no such setting
+}
+
+# Their configurations have no padding token by themselves, and a classifier reads the last token before the padding.
+_UNPADDED = """
+    arcee axk1 axk2 bloom ctrl deepseek_v2 deepseek_v3 diffllama doge exaone4 falcon gpt-sw3 gpt2 gpt_bigcode
+    gpt_neo gpt_neox gpt_oss gptj jetmoe llama minicpm3 minimax ministral mistral mixtral mpt nemotron openai-gpt
+    persimmon phi phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next stablelm starcoder2
+"""
+UNPADDED = frozenset(_UNPADDED.split())
+
+# Their classifiers read the label at the token that ends a text, and refuse texts without it.
+ENDED = frozenset({"bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"})
+
+# Trained in bfloat16, with activations beyond the largest number of float16
+# (https://github.com/google-research/text-to-text-transfer-transformer/issues/539; transformers clamps them).
+OVERFLOWING = frozenset({"longt5", "mt5", "t5", "umt5"})
+
+
+# Blocks with less than 90 % of their weights in linear layers, which are all that bitsandbytes quantises, by
+# trainer/models/quantized.py on models of the releases' own sizes: experts of a block lie in one tensor.
+_MIXTURES = """
+    afmoe aria_text axk1 axk2 bailing_hybrid beam cohere2_moe dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
+    dots1 dots3_note dots3_note_text ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4_moe_lite glm_moe_dsa gpt_oss
+    granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 hy_v4 inkling2_text inkling_text
+    jamba jetmoe kimi_linear kolibri1 laguna lfm2_moe llama4 llama4_text longcat_flash mellum mimo_v2_flash minimax
+    minimax_m2 minimax_m3_vl_text mistral4 mixtral olmoe phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe
+    qwen3_next solar_open zaya
+"""
+MIXTURES = frozenset(_MIXTURES.split())
+# Settings that say how many experts there are: with one or none, a model is dense.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def quantized_already(folder: str) -> tuple[str, str]:
+    """What is in the way where a model's config.json has a `quantization_config`, and what to do about it."""
+    what = f"model.path: the weights in {folder} are quantised already"
+    return what, "name the model in 16 or 32 bits; model.quantize: 4 quantises it"
+
 
 def architecture_problems(asked: Asked) -> Iterator[Diagnostic]:
-    """An error where the model is known not to be trained (by its task); nothing about a model that is not known.
-
-    A transformers that is newer than the table may have learned more: then nothing is refused. What it has not, or
-    cannot quantise, is known of the table's own release.
-    """
-    resolved, version = asked.resolved, asked.packages.get("transformers")
+    """An error where the model is known not to be trained (by its task); nothing about a model that is not known."""
+    resolved, tasks_of = asked.resolved, asked.architectures
     model, described = resolved.recipe.model, resolved.described
     named = getattr(resolved.recipe.strategy, "wrap_classes", [])
     chosen = isinstance(model, GptModel) and resolved.given("model.kind") is not None  # else another may be meant
@@ -59,34 +94,26 @@ def architecture_problems(asked: Asked) -> Iterator[Diagnostic]:
         if model.path and is_repository(model.path) and model.revision is None:  # else it is one, at its commit
             hint += f"; for {model.path} of the Hub move the folder of that name away"
         yield resolved.error("model.path", f"model.path: {what}", hint)
-    elif described.model.get("quantization_config") is not None:
-        yield resolved.error("model.path", *quantized_already(str(model.path)))
-    elif not _newer(version):
-        yield from _problems(resolved)
-        if version is not None and release(version)[:2] == release(TRANSFORMERS):
-            yield from _unknown(resolved)
-            yield from _not_quantised(resolved)
-
-
-def architecture_notices(context: Context) -> Iterator[Diagnostic]:
-    """The same as warnings, where transformers is newer than what is known of it, and what is hardly meant."""
-    version, resolved = context.facts.packages.get("transformers"), context.resolved
-    model, name, known = resolved.recipe.model, _name(resolved), resolved.described.model
-    if not isinstance(model, HfModel):
         return
-    halved = model.task == "causal_lm" and WRITING in TASKS_OF.get(name, ()) and "causal_lm" in TASKS_OF[name]
-    if halved and not resolved.given("model.task") and known.get("is_encoder_decoder", True):
-        what = (
-            f"{name} is an encoder-decoder, and as causal_lm, the default of model.task, its decoder alone is trained"
-        )
-        yield warning(what, f"{_hint(name)}; or write model.task: causal_lm")
-    if name in OVERFLOWING and model.path and context.dtype == "fp16":
-        what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
-        yield warning(what, "set precision: bf16, or fp32 on cards without units for it")
-    if _newer(version):
-        for found in _problems(resolved):
-            what = f"{found.what} (as of transformers {TRANSFORMERS}; {version} is installed)"
-            yield warning(what, found.hint)
+    if described.model.get("quantization_config") is not None:
+        yield resolved.error("model.path", *quantized_already(str(model.path)))
+        return
+    name = _name(resolved)
+    if model.task in tasks_of.get(name, (model.task,)):
+        yield from _of_task(resolved, name)
+    else:
+        key = _key(resolved, model)
+        why = f"{CLASSES[model.task]} of transformers {asked.packages.get('transformers')} does not have it"
+        what = f"model.task {model.task}: {_what(name, model.task, tasks_of[name])}"
+        yield resolved.error(key, what, _hint(tasks_of[name]), why=why)
+    if tasks_of and name not in tasks_of and (model.path is None or described.model):
+        yield from _unknown(resolved, name, asked)
+    settings = {**described.model, **model.config}
+    few = any(isinstance(settings.get(each), int) and settings[each] <= 1 for each in EXPERTS)
+    if quantized_bits(resolved.recipe) and name in MIXTURES and not few:
+        why = f"the experts of a block of {name} lie in one tensor, and bitsandbytes quantises linear layers alone"
+        what = f"model.quantize: {name} is a mixture of experts"
+        yield resolved.error("model.quantize", what, "leave model.quantize out, or take a dense model", why=why)
 
 
 def _name(resolved: Resolved) -> str:
@@ -95,99 +122,82 @@ def _name(resolved: Resolved) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _newer(version: str | None) -> bool:
-    return version is not None and release(version)[:2] > release(TRANSFORMERS)
+def _key(resolved: Resolved, model: HfModel) -> str:
+    if resolved.given("model.task"):
+        return "model.task"
+    return "model.architecture" if model.architecture else "model.path"
 
 
-def _problems(resolved: Resolved) -> Iterator[Diagnostic]:
-    model = resolved.recipe.model
-    if not isinstance(model, HfModel):
+def _of_task(resolved: Resolved, name: str) -> Iterator[Diagnostic]:
+    """What a type that the task has a class for needs besides."""
+    model, data = resolved.recipe.model, resolved.recipe.data
+    assert isinstance(model, HfModel)
+    key, known = _key(resolved, model), {**resolved.described.model, **model.config}
+    switch = LOOKING_AHEAD.get(name, "")
+    if model.task == "causal_lm" and switch != "" and not known.get(switch or ""):
+        what = f"model.task causal_lm: {name} sees the token that it is to predict"
+        hint = f"set model.task: {'masked_lm' if switch else 'sequence_classification'}"
+        hint += f", or model.config.{switch}: true, with which it looks back alone" if switch else ""
+        yield resolved.error(key, what, hint, why="it was made to fill in tokens with those on both sides in view")
+    if model.task != "sequence_classification":
         return
-    settings, name = resolved.described.model, _name(resolved)
-    if name not in TASKS_OF:
-        return
-    key = "model.task" if resolved.given("model.task") else "model.architecture" if model.architecture else "model.path"
-    tasks = TASKS_OF[name]
-    if model.task in tasks:
-        switch = LOOKING_AHEAD.get(name, "")
-        if model.task == "causal_lm" and switch != "" and not {**settings, **model.config}.get(switch or ""):
-            what = f"model.task causal_lm: {name} sees the token that it is to predict"
-            hint = f"set model.task: {'masked_lm' if 'masked_lm' in tasks else 'sequence_classification'}"
-            hint += f", or model.config.{switch}: true, with which it looks back alone" if switch else ""
-            yield resolved.error(key, what, hint, why="it was made to fill in tokens with those on both sides in view")
-        yield from _without_padding(resolved)
-        if name in ENDED and model.task == "sequence_classification" and _endless(resolved):
-            what = f"model.task sequence_classification: {name} reads the label at the token that ends a text"
-            hint = (
-                "name the model's tokenizer in data.tokenizer, which ends texts with it, or take a model such as bert"
-            )
-            yield resolved.error(key, what, hint, why="random samples and bytes have no such token")
-        return
-    why = f"{CLASSES[model.task]} of transformers {TRANSFORMERS} does not have it"
-    yield resolved.error(key, f"model.task {model.task}: {_what(name, model.task)}", _hint(name), why=why)
-
-
-def _endless(resolved: Resolved) -> bool:
-    """Whether the recipe's texts have no token at their end."""
-    data = resolved.recipe.data
-    return data.kind == "random" or (data.kind in ("jsonl", "dataset") and getattr(data, "tokenizer", None) is None)
-
-
-def _without_padding(resolved: Resolved) -> Iterator[Diagnostic]:
-    """Of a classifier that cannot tell where a text ends."""
-    model, settings = resolved.recipe.model, resolved.described.model
-    if not isinstance(model, HfModel) or model.task != "sequence_classification" or (model.path and not settings):
-        return
-    known = {**settings, **model.config}
-    if known.get("pad_token_id") is None and ("pad_token_id" in known or _name(resolved) in UNPADDED):
-        what = f"model.config.pad_token_id: {_name(resolved)} has no padding token"
+    # A classifier that cannot tell where a text ends; of a folder whose config.json is not known nothing is.
+    unpadded = "pad_token_id" in known or name in UNPADDED
+    if known.get("pad_token_id") is None and unpadded and (not model.path or resolved.described.model):
+        what = f"model.config.pad_token_id: {name} has no padding token"
         hint = "set it to that of the tokenizer, or to its end of text where it has none; for bytes to 0"
         why = "a classifier reads the last token of a text, and cannot tell where it ends"
         yield resolved.error("model.config", what, hint, why=why)
+    bytes_alone = data.kind in ("jsonl", "dataset") and getattr(data, "tokenizer", None) is None
+    if name in ENDED and (data.kind == "random" or bytes_alone):
+        what = f"model.task sequence_classification: {name} reads the label at the token that ends a text"
+        hint = "name the model's tokenizer in data.tokenizer, which ends texts with it, or take a model such as bert"
+        yield resolved.error(key, what, hint, why="random samples and bytes have no such token")
 
 
-def _unknown(resolved: Resolved) -> Iterator[Diagnostic]:
-    """Of a type that transformers does not have, or of a config.json that says none."""
-    settings, name, model = resolved.described.model, _name(resolved), resolved.recipe.model
-    path = getattr(model, "path", None)
-    if name in TASKS_OF or (path is not None and not settings):  # which is not known
-        return
+def _unknown(resolved: Resolved, name: str, asked: Asked) -> Iterator[Diagnostic]:
+    """Of a type that the installed transformers does not have, or of a config.json that says none."""
+    path = getattr(resolved.recipe.model, "path", None)
     key = "model.path" if path is not None else "model.architecture"
-    if not name:
-        what, why = f"the config.json of {path} has no model_type, which says what the model is", ""
-    else:
-        what, why = (
-            f"{name} is no model of transformers {TRANSFORMERS}",
-            "model_type in its config.json" if path else "",
-        )
-    hint = did_you_mean(name, TASKS_OF, "choose a model of transformers")
-    if settings.get("auto_map"):
+    what, why = f"the config.json of {path} has no model_type, which says what the model is", ""
+    if name:
+        what = f"{name} is no model of transformers {asked.packages.get('transformers')}"
+        why = "model_type in its config.json" if path else ""
+    hint = did_you_mean(name, asked.architectures, "choose a model of transformers, or a release of it that has it")
+    if resolved.described.model.get("auto_map"):
         why = "code that lies beside weights is not run"
         hint = "import it as your own module, with model.kind: target, or choose a model of transformers"
     yield resolved.error(key, f"{key}: {what}", hint, why=why)
 
 
-def _not_quantised(resolved: Resolved) -> Iterator[Diagnostic]:
-    name, settings = _name(resolved), {**resolved.described.model, **getattr(resolved.recipe.model, "config", {})}
-    few = any(isinstance(settings.get(each), int) and settings[each] <= 1 for each in EXPERTS)
-    if quantized_bits(resolved.recipe) and name in MIXTURES and not few:
-        why = f"the experts of a block of {name} lie in one tensor, and bitsandbytes quantises linear layers alone"
-        what = f"model.quantize: {name} is a mixture of experts"
-        yield resolved.error("model.quantize", what, "leave model.quantize out, or take a dense model", why=why)
-
-
-def _what(name: str, task: str) -> str:
+def _what(name: str, task: str, tasks: Sequence[str]) -> str:
     if task == WRITING:
         return f"{name} is no encoder-decoder of texts"
-    if WRITING in TASKS_OF[name] and task == "causal_lm":
+    if WRITING in tasks and task == "causal_lm":
         return f"{name} is an encoder-decoder, which writes a target for a source and continues no text"
     return f"{name} is not made for it"
 
 
-def _hint(name: str) -> str:
-    tasks = TASKS_OF[name]
+def _hint(tasks: Sequence[str]) -> str:
     if not tasks:
         return "choose another model: this one is for none of the tasks"
     if WRITING in tasks:
         return f"set model.task: {WRITING}, with the source in data.prompt_field and the target in data.field"
     return f"set model.task: {' or '.join(tasks)}, or choose another model"
+
+
+def architecture_notices(context: Context) -> Iterator[Diagnostic]:
+    """What of a model is hardly meant."""
+    resolved, model, name = context.resolved, context.recipe.model, _name(context.resolved)
+    if not isinstance(model, HfModel):
+        return
+    tasks = context.facts.architectures.get(name, ())
+    halved = model.task == "causal_lm" and WRITING in tasks and "causal_lm" in tasks
+    if halved and not resolved.given("model.task") and resolved.described.model.get("is_encoder_decoder", True):
+        what = (
+            f"{name} is an encoder-decoder, and as causal_lm, the default of model.task, its decoder alone is trained"
+        )
+        yield warning(what, f"{_hint(tasks)}; or write model.task: causal_lm")
+    if name in OVERFLOWING and model.path and context.dtype == "fp16":
+        what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
+        yield warning(what, "set precision: bf16, or fp32 on cards without units for it")

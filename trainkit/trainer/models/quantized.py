@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from trainkit.architectures import quantized_already
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Quantize
+from trainkit.tools.builtin.architectures import quantized_already
 from trainkit.trainer.models.base import blocks_of, is_linear
 
 LEAST = 0.9  # share of the blocks' matrices that must be in linear layers, or the recipe would promise what is not
