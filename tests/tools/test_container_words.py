@@ -17,7 +17,7 @@ from trainkit.launch_plan.render.shell import lines, quoted, render
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
-from trainkit.tools.containers.engine import slug
+from trainkit.tools.containers.engines import slug
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]

@@ -37,7 +37,7 @@ from trainkit.tools.base.draft import (
 )
 from trainkit.tools.base.interface import LauncherCommand
 from trainkit.tools.base.launcher_flags import as_arguments, find_flag, script_flags, secret_flags
-from trainkit.tools.containers.importer import ENGINES, read_container, starts_container
+from trainkit.tools.containers.importer import ENGINES, read_container, start_of_container
 from trainkit.tools.deepspeed.fields import KINDS
 from trainkit.tools.deepspeed.importer import stage_of
 from trainkit.tools.hf.argv_reader import as_flags, fields_in_file
@@ -328,7 +328,7 @@ def _say_local_rank(draft: Draft, command: LauncherCommand) -> None:
 def _taken_out(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Variables, and the command from its launcher on, which may be the one inside of a container."""
     variables, rest = take_variables(draft, words)
-    if not starts_container(rest):
+    if not start_of_container(rest):
         return variables, rest
     for each in variables:
         draft.remark(f"{each} in front is not taken over: the engine reads it, and hands it to no program.")
@@ -374,7 +374,7 @@ def starts_program(words: Sequence[str]) -> bool:
         return is_console_script(words[words.index(first) :])
     if posixpath.basename(first) in ENGINES:
         behind = list(words[words.index(first) :])
-        return starts_container(behind) and any(map(starts, behind[2:]))
+        return start_of_container(behind) > 0 and any(map(starts, behind[2:]))
     if launcher_of(posixpath.basename(first)) != "python":
         return True
     rest = list(words[words.index(first) + 1 :])

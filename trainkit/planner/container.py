@@ -15,7 +15,7 @@ from trainkit.planner.requirements import needed_packages
 from trainkit.recipe.paths import inputs
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image, NoContainer, Recipe
-from trainkit.tools.containers.engine import ENGINES, ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
+from trainkit.tools.containers.engines import ENGINES, ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
 from trainkit.tools.hf.fsdp_config import NEWEST_SEEN
 
 # Libraries whose versions decide words and files of the plan: the image's must be those that it was made for.
@@ -47,7 +47,7 @@ def check_container(resolved: Resolved) -> Iterator[Diagnostic]:
     refused = False
     for place, word in enumerate(container.options):
         key, alone = f"container.options.{place}", not word.startswith("-") and not refused
-        refused = _flag(word) in ENGINES[container.kind].SETS
+        refused = _flag(word) in ENGINES[container.kind].sets
         if refused:
             hint = "leave it out: the sections container, devices, env and env_from say what it would"
             yield resolved.error(key, f"container.options has {_flag(word)}, which the plan decides", hint)
@@ -89,9 +89,10 @@ def planned(context: Context, diff: EnvironmentDiff) -> PlannedContainer | None:
     if isinstance(context.recipe.container, NoContainer):
         return None
     container, engine = of(context), ENGINES[context.recipe.container.kind]
-    end = engine.end([_name(context, tail) for tail in ("", "-prepare")])
+    names = [_name(context, tail) for tail in ("", "-prepare")]
+    end = (*map(text, engine.end), *names) if engine.end else ()
     caches = text(*cache_folder(context))
-    return PlannedContainer(container.kind, container.image, _names(diff), caches, engine.PREFIX, end)
+    return PlannedContainer(container.kind, container.image, _names(diff), caches, engine.prefix, end)
 
 
 def checks(context: Context) -> tuple[str, ...]:
@@ -147,7 +148,7 @@ def mapped(context: Context, path: str) -> bool:
 def _not_mounted(context: Context) -> Iterator[Diagnostic]:
     """Folders that the engine cannot be told of."""
     container = of(context)
-    apart = ENGINES[container.kind].APART
+    apart = ENGINES[container.kind].apart
     for key, path in (("the working folder", context.resolved.folder), ("output.root", context.recipe.output.root)):
         if found := next((each for each in apart if each in path), ""):
             what = f"{key} {path} has a {found} in its name, which ends a path in {container.kind}'s words for folders"

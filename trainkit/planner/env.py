@@ -19,7 +19,7 @@ from trainkit.recipe.schema.cluster import Cluster, Kubernetes, Slurm
 from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
 from trainkit.tools.compile_backends import records_graphs
-from trainkit.tools.containers.engine import environment as caches
+from trainkit.tools.containers.engines import environment as caches
 from trainkit.tools.deepspeed.ops import place_of
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 from trainkit.tools.torch_xla import LEAKS as XLA_LEAKS

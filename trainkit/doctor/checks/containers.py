@@ -12,7 +12,7 @@ from trainkit.doctor.check import Check, Done, Finding, Host, Level, Target, ok,
 from trainkit.doctor.checks.gpus import OLDEST, SOURCE, driver_version
 from trainkit.machine.facts import at_least, release
 from trainkit.recipe.schema import Apptainer, Docker, Image, Podman, Pyxis
-from trainkit.tools.containers.engine import ENGINES
+from trainkit.tools.containers.engines import ENGINES
 
 SECONDS = 10.0
 # What docker, podman and their daemons say.
@@ -38,7 +38,7 @@ def container(host: Host, target: Target) -> Finding | list[Finding]:
     if isinstance(box, Apptainer) and "://" not in box.image and not Path(box.image).exists():
         fix = f"apptainer pull {shlex.quote(box.image)} docker://IMAGE"
         return [*found, Finding("problem", f"there is no image {box.image}", (), (fix,))]
-    done = host.run(ENGINES[box.kind].inspect(box.image), SECONDS, environ=host.environ)
+    done = host.run((*ENGINES[box.kind].inspect, box.image), SECONDS, environ=host.environ)
     if not done.fine:
         return [*found, _failed(box, done)]
     found += [*_driver(host, target, variables(done.output))]
