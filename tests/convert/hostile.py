@@ -233,10 +233,8 @@ def there(folder: Path) -> dict[str, str]:
 def wrong(text: str, victim: Path, start: Path) -> str:
     """What a script did that it must not; empty for nothing."""
     before, began = lay_out(victim, start), time.monotonic()
-    script = Script(
-        f"{text.replace('$V', str(victim))}\ntorchrun x.py\n", "go.sh", (), {}, str(start), dict(os.environ),
-        starts_program, lambda path: Path(path).is_dir(),
-    )  # fmt: skip
+    text = f"{text.replace('$V', str(victim))}\ntorchrun x.py\n"
+    script = Script(text, starts_program, "go.sh", here=str(start), environ=dict(os.environ), is_folder=os.path.isdir)
     try:
         said = str(evaluate(script).started)
     except UnreadError as error:

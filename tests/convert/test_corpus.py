@@ -18,6 +18,7 @@ import pytest
 
 from trainkit.convert.command import starts_program
 from trainkit.convert.shell import read_shell
+from trainkit.convert.shell.evaluating import Script
 from trainkit.errors import UsageError
 
 pytestmark = pytest.mark.cli
@@ -105,7 +106,7 @@ def test_the_words_read_of_a_script_are_those_that_bash_gives_the_launcher(scrip
     text = (CORPUS / "scripts" / script).read_text()
     for line in range(1, text.count("\n") + 2) if f"scripts/{script}" in REFUSED else [None]:
         with contextlib.suppress(UsageError):
-            found = read_shell(text, starts_program, path=f"scripts/{script}", at_line=line)
+            found = read_shell(Script(text, starts_program, f"scripts/{script}"), line)
             read = [REFERENCE.sub(lambda match: match[2] or "", word) for word in found.words]
             start = next(place for place, word in enumerate(read) if word in STARTERS)
             mine = [word for word in read[start:] if word]

@@ -18,6 +18,7 @@ from tests.convert.reading import HERE, checked, comments, context, imported, re
 from trainkit.convert.command import starts_program
 from trainkit.convert.importing import Lines
 from trainkit.convert.shell import ShellCommand, read_shell
+from trainkit.convert.shell.evaluating import Script
 from trainkit.errors import RecipeError, UsageError
 from trainkit.recipe.schema.launching import program_argv
 
@@ -85,7 +86,7 @@ BEFORE = "HERE='value of here'\nWORDS='--a 1'\n"
 
 def shell(text: str, **more: object) -> ShellCommand:
     """What is read of a text."""
-    return read_shell(text, starts_program, **more)  # type: ignore[arg-type]
+    return read_shell(Script(text, starts_program, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -391,7 +392,7 @@ def test_words_that_the_callers_shell_has_made_are_left_alone() -> None:
 )  # fmt: skip
 def test_a_few_characters_that_stand_for_more_than_any_command_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="it does not end, or comes to more than is read"):
-        read_shell(text, starts_program)
+        shell(text)
 
 
 @pytest.mark.parametrize("missing", ["shfmt", "bash"])
@@ -426,4 +427,4 @@ def test_cards_that_are_counted_are_no_word_elsewhere() -> None:
 
 def test_a_function_that_calls_itself_is_refused() -> None:
     with pytest.raises(UsageError, match="it calls itself, or is nested too deeply"):
-        read_shell("f() { f | f & }; f; python train.py", starts_program)
+        shell("f() { f | f & }; f; python train.py")

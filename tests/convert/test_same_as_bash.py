@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.convert.idioms import IDIOMS
 from trainkit.convert.command import starts_program
-from trainkit.convert.shell.evaluating import Script, Started, evaluate
+from trainkit.convert.shell.evaluating import Script, Step, evaluate
 from trainkit.convert.shell.rewriting import DEFAULT, WHOLE, UnreadError
 
 pytestmark = pytest.mark.cli
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def said(started: Started, environ: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+def said(started: Step, environ: Mapping[str, str], folder: Path) -> tuple[str, ...]:
     """A command as a pattern: folder, variables and words, with what the environment has in place of what is open."""
 
     def settled(text: str) -> str:
@@ -100,7 +100,7 @@ def test_an_idiom_starts_what_bash_starts(name: str, folder: Path) -> None:
 )
 def test_what_depends_on_files_that_the_script_changes_is_refused(text: str, folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    script = Script(text, "go.sh", (), {}, str(folder), {}, starts_program, lambda path: Path(path).is_dir())
+    script = Script(text, starts_program, "go.sh", here=str(folder), is_folder=os.path.isdir)
     with pytest.raises(UnreadError, match="depends on what"):
         evaluate(script)
     assert sorted(folder.rglob("*")) == before
@@ -111,7 +111,7 @@ def unlike(text: str, given: Sequence[str], environ: Mapping[str, str], folder: 
     (folder / "go.sh").write_text(text)
     real = [each for each in map(told, judged(["go.sh", *given], folder, environ)) if starts_program(each[1:])]
     before = sorted(folder.rglob("*"))
-    script = Script(text, "go.sh", given, {}, str(folder), environ, starts_program, lambda path: Path(path).is_dir())
+    script = Script(text, starts_program, "go.sh", given, here=str(folder), environ=environ, is_folder=os.path.isdir)
     try:
         found = evaluate(script)
     except UnreadError as error:

@@ -1,4 +1,4 @@
-"""Jupyter notebooks: the shell lines in them, and what to do where the training is in a cell."""
+"""Recipes made from commands, shell scripts, batch scripts, notebooks, and files of other tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from trainkit.convert.command import read_command, read_target, starts_program
 from trainkit.convert.sbatch import ARRAY_TURN, Batch, put_cluster, read_batch, take_srun
-from trainkit.convert.shell import Around, ShellCommand, name_what_is_open, read_shell
+from trainkit.convert.shell import ShellCommand, name_what_is_open, read_shell
+from trainkit.convert.shell.evaluating import Script
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.launch_plan.rules import unreached
 from trainkit.machine.facts import Facts, Gpu
@@ -43,140 +44,29 @@ from trainkit.tools.base.draft import (
 from trainkit.tools.deepspeed import importer as deepspeed
 from trainkit.tools.registry import PROGRAMS
 
-SUFFIX = ".ipynb"
+WIDTH = 120
+MOST_VARIANTS = 100
+# What of a launch is the same in all variants of a recipe that is made of several.
+_LAUNCH = ("devices", "nodes", "launcher", "cluster", "container", "strategy.kind", "program.kind", "program.script",
+           "program.module", "program.folder")  # fmt: skip
+_NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
+# GPUs of the machines that are tried where the recipe takes as many as there are, the likely ones first.
+GPU_COUNTS: tuple[int, ...] = (8, 1, 2, 4, 3, 6, 16)
+MOST_GPUS = 4096  # of a machine, as many as a recipe can count
+# Notebooks
+NOTEBOOK = ".ipynb"
 _SHELL_CELLS = ("%%bash", "%%sh", "%%shell", "%%script bash")
 _LAUNCHED_INSIDE = re.compile(r"\bnotebook_launcher\s*\(")
 _TRAINS = re.compile(r"\b(?:Seq2Seq|SFT|DPO)?Trainer\s*\(|\bAccelerator\s*\(|\bdeepspeed\.initialize\s*\(")
 _TO_SCRIPT = "jupyter nbconvert --to script"
 
 
-def shell_text(text: str, path: str) -> str:
-    """The shell text of a notebook: `!` lines and shell cells, each in a shell of its own.
-
-    Raises UsageError where it is none, or has none.
-    """
-    cells = list(_code(text, path))
-    lines = [line for cell in cells for line in _shell(cell)]
-    if any(line.startswith("(") for line in lines):
-        return "\n".join(lines)
-    code = "\n".join(cells)
-    if _LAUNCHED_INSIDE.search(code):
-        what = f"{path}: notebook_launcher starts processes inside the notebook, which no other process can do"
-        hint = (
-            f"write the function and its call into a script ({_TO_SCRIPT} {path}), and give its processes to trainkit"
-        )
-        raise UsageError(what, hint=f"{hint}: trainkit import torchrun --nproc_per_node N SCRIPT.py")
-    if _TRAINS.search(code):
-        what = f"{path}: the training is in the notebook's own cells, which no launcher can start"
-        raise UsageError(what, hint=f"make a script of it: {_TO_SCRIPT} {path}; then trainkit import python SCRIPT.py")
-    raise UsageError(f"{path}: no cell starts a training", hint="name the script or the command that does")
-
-
-def _code(text: str, path: str) -> Iterator[str]:
-    try:
-        content: Any = json.loads(text)
-        for cell in content["cells"]:
-            if cell["cell_type"] == "code":
-                yield "".join(cell["source"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no Jupyter notebook", hint="check the file") from error
-
-
-def _shell(cell: str) -> Iterator[str]:
-    """The shell's part of a cell, and what lasts beyond it: variables, and the folder."""
-    first, _, rest = cell.lstrip().partition("\n")
-    if first.startswith(_SHELL_CELLS):
-        yield f"(\n{rest}\n)"
-        return
-    lines = iter(cell.splitlines())
-    for line in lines:
-        bare = line.strip()
-        if bare.startswith("!"):
-            while bare.endswith("\\"):
-                bare += f"\n{next(lines, '').strip()}"
-            yield f"({bare[1:]}\n)"
-        elif found := re.match(r"%(?:set_)?env\s+(\w+)[=\s]\s*(.*)", bare):
-            yield f"export {found[1]}={shlex.quote(found[2])}"
-        elif found := re.match(r"%cd\s+(.*)", bare):
-            yield f"cd {found[1]}"
-        elif found := re.match(r"os\.chdir\((['\"])(.*)\1\)", bare):
-            yield f"cd {shlex.quote(found[2])}"
-        elif found := re.match(r"os\.environ\[(['\"])(\w+)\1\]\s*=\s*(?:(['\"])(.*)\3|(.*))", bare):
-            # What Python makes is known to nobody here, as what a command prints.
-            value = shlex.quote(found[4]) if found[3] else f'"$(python -c {shlex.quote(found[5])})"'
-            yield f"export {found[2]}={value}"
-
-
-# Cards of the machines that are tried where the recipe takes as many as there are, the likely ones first.
-CARDS = (8, 1, 2, 4, 3, 6, 16)
-MOST = 4096  # cards of a machine, as many as a recipe can count
-
-
-def refusals(resolved: Resolved) -> tuple[Diagnostic, ...]:
-    """What the plan says on the likeliest machine, where it is refused on all; nothing where one could run it."""
-    found: tuple[Diagnostic, ...] | None = None
-    for facts in _machines(resolved):
-        try:
-            build_plan(resolved, facts)
-        except RecipeError as error:
-            found = found or error.diagnostics
-        else:
-            return ()
-    return found or ()
-
-
-def _machines(resolved: Resolved) -> Iterator[Facts]:
-    devices, nodes = resolved.recipe.devices, resolved.recipe.nodes
-    select = devices.select
-    if devices.type in ("cpu", "mps", "xla") or select == "none":
-        yield _machine(())
-    elif isinstance(select, list):
-        numbers = [int(each) for each in select if str(each).isdecimal()]
-        names = {f"card-{number}": number for number in range(min(max(numbers, default=-1) + 1, MOST))}
-        yield _machine([*names, *(str(each) for each in select if not str(each).isdecimal())])
-    elif isinstance(select, int) or nodes.processes_per_node != "auto":
-        count = select if isinstance(select, int) else nodes.processes_per_node
-        yield _machine([f"card-{number}" for number in range(int(count))])
-    else:
-        yield from (_machine([f"card-{number}" for number in range(count)]) for count in CARDS)
-
-
-def _machine(names: list[str] | tuple[()]) -> Facts:
-    """One with cards of these UUIDs, which can do all that cards can."""
-    cards = tuple(
-        Gpu(index, name, "H100", 80 * GIB, 80 * GIB, compute_capability=(9, 0)) for index, name in enumerate(names)
-    )
-    return Facts(
-        platform="linux",
-        machine="x86_64",
-        hostname="trial",
-        python="3.11",
-        executable="python",
-        cpu_cores=64,
-        memory_total=1024 * GIB,
-        gpus=cards,
-        mps=True,
-        origin="trial",
-    )
-
-
-WIDTH = 120
-_NUMBER = re.compile(r"(0|[1-9]\d{0,14})(\.\d+)?")  # reaches the program with these very characters
-MOST_VARIANTS = 100
-# What of a launch is the same in all variants of a recipe that is made of several.
-_LAUNCH = ("devices", "nodes", "launcher", "cluster", "container", "strategy.kind", "program.kind", "program.script",
-           "program.module", "program.folder")  # fmt: skip
-NO_LENGTH = "the file does not say how long to train: set it"
-
-
 class Format(Protocol):
     """What a module for files of one kind offers; both functions are pure."""
 
-    def recognises(self, tree: Mapping[str, Any]) -> bool:
-        """Whether a file that holds this mapping is of the kind."""
+    def recognises(self, tree: Mapping[str, Any]) -> bool: ...
 
-    def read(self, draft: Draft, context: ImportContext, source: ForeignFile) -> None:
-        """Settings, remarks and problems out of the file."""
+    def read(self, draft: Draft, context: ImportContext, source: ForeignFile) -> None: ...
 
 
 FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
@@ -209,21 +99,6 @@ def is_line(word: str) -> bool:
     return any(starts_program(each.split()) for each in re.split(r"[\n;&|]+", word) if len(each.split()) > 1)
 
 
-def check_import(read: Imported, context: ImportContext, target: str) -> list[Diagnostic]:
-    """Warnings on what was read; the context and the target are those that it was read with. Raises RecipeError."""
-    # What a variable holds is known only when the recipe is used.
-    if not names_in(read.text):
-        resolved = _resolved(read.draft, context, target, read.text)
-        if refused := refusals(resolved):
-            raise RecipeError([_placed(read.draft, each, target) for each in refused])
-    script = read.draft.get("program.script")
-    if not script or context.files.exists(absolute(script, read.folder)):
-        return []
-    what = f"there is no file {seen_from(context.cwd, absolute(script, read.folder))} here"
-    hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
-    return [Diagnostic("warning", what, "program.script", read.draft.settings["program.script"].origin, hint=hint)]
-
-
 def import_words(
     words: Sequence[str],
     context: ImportContext,
@@ -247,30 +122,97 @@ def import_words(
         folder = _read_words(draft, context, words, program, kind=kind, lines=lines or Lines())
     if draft.problems:
         raise RecipeError(draft.problems)
-    text = recipe_text(draft, posixpath.dirname(target), modeline)
-    resolved = _resolved(draft, context, target, text)
-    while _leave_out(draft, resolved):  # what is lost beside another key shows when that is gone
+    while True:  # what is lost beside another key shows when that is gone
         text = recipe_text(draft, posixpath.dirname(target), modeline)
         resolved = _resolved(draft, context, target, text)
-    return Imported(text, draft, folder)
+        reached_by = resolved.recipe.program.kind
+        found = unreached(resolved, PROGRAMS[reached_by].SUPPORT, reached_by)
+        lost = [each for each in found if each.key in draft.settings]
+        if not lost:
+            return Imported(text, draft, folder)
+        for each in lost:  # set by a launcher's file or flags
+            setting = draft.settings.pop(each.key)
+            for settings in draft.variants.values():
+                settings.pop(each.key, None)
+            reason = f" ({draft.reasons.pop(each.key)})" if each.key in draft.reasons else ""
+            more = "" if draft.get("program.kind") else " Name the script behind `--` to keep it."
+            draft.remark(
+                f"{setting.origin.place}: {each.key} {setting.value}{reason} is left out, for it cannot reach a "
+                f"program of kind {reached_by}{f': {each.why}' if each.why else ''}.{more}"
+            )
 
 
-def _leave_out(draft: Draft, resolved: Resolved) -> bool:
-    """Take out what a launcher's file or flags set and what does not reach the program."""
-    kind = resolved.recipe.program.kind
-    found = [each for each in unreached(resolved, PROGRAMS[kind].SUPPORT, kind) if each.key in draft.settings]
-    for each in found:
-        setting = draft.settings.pop(each.key)
-        for settings in draft.variants.values():
-            settings.pop(each.key, None)
-        why = f": {each.why}." if each.why else "."
-        more = "" if draft.get("program.kind") else " Name the script behind `--` to keep it."
-        reason = f" ({draft.reasons.pop(each.key)})" if each.key in draft.reasons else ""
-        draft.remark(
-            f"{setting.origin.place}: {each.key} {setting.value}{reason} is left out, for it cannot reach a program of "
-            f"kind {kind}{why}{more}"
+def check_import(read: Imported, context: ImportContext, target: str) -> list[Diagnostic]:
+    """Warnings on what was read; the context and the target are those that it was read with. Raises RecipeError."""
+    # What a variable holds is known only when the recipe is used.
+    if not names_in(read.text):
+        resolved = _resolved(read.draft, context, target, read.text)
+        if refused := refusals(resolved):
+            raise RecipeError([_placed(read.draft, each, target) for each in refused])
+    script = read.draft.get("program.script")
+    if not script or context.files.exists(absolute(script, read.folder)):
+        return []
+    what = f"there is no file {seen_from(context.cwd, absolute(script, read.folder))} here"
+    hint = "trainkit check will ask for it; a path starts from the folder in which trainkit is called"
+    return [Diagnostic("warning", what, "program.script", read.draft.settings["program.script"].origin, hint=hint)]
+
+
+def refusals(resolved: Resolved) -> tuple[Diagnostic, ...]:
+    """What the plan says on the likeliest machine, where it is refused on all; nothing where one could run it."""
+    found: tuple[Diagnostic, ...] = ()
+    for uuids in _machines(resolved):
+        gpus = tuple(
+            Gpu(index, each, "H100", 80 * GIB, 80 * GIB, compute_capability=(9, 0)) for index, each in enumerate(uuids)
         )
-    return bool(found)
+        facts = Facts(
+            platform="linux", machine="x86_64", hostname="trial", python="3.11", executable="python", cpu_cores=64,
+            memory_total=1024 * GIB, gpus=gpus, mps=True, origin="trial",
+        )  # fmt: skip
+        try:
+            build_plan(resolved, facts)
+        except RecipeError as error:
+            found = found or error.diagnostics
+        else:
+            return ()
+    return found
+
+
+def _machines(resolved: Resolved) -> Iterator[list[str]]:
+    """The UUIDs of the GPUs of each machine to try."""
+    devices, processes = resolved.recipe.devices, resolved.recipe.nodes.processes_per_node
+    select, counts = devices.select, GPU_COUNTS
+    if devices.type in ("cpu", "mps", "xla") or select == "none":
+        counts = (0,)
+    elif isinstance(select, list):
+        words = [str(each) for each in select]
+        highest = max((int(each) for each in words if each.isdecimal()), default=-1)
+        indexed = [f"card-{number}" for number in range(min(highest + 1, MOST_GPUS))]
+        yield [*indexed, *(each for each in words if not each.isdecimal())]
+        return
+    elif isinstance(select, int) or processes != "auto":
+        counts = (int(select if isinstance(select, int) else processes),)
+    for count in counts:
+        yield [f"card-{number}" for number in range(count)]
+
+
+def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:
+    source = open_foreign_file(context, path, program)
+    draft.title = path
+    draft.name = posixpath.splitext(posixpath.basename(path))[0]
+    found = next((each for each in FORMATS.values() if each.recognises(source.tree)), None)
+    if found is None:
+        shown = ", ".join(sorted(map(str, source.tree))[:5])
+        what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
+        raise UsageError(what, hint="check the file")
+    if found is accelerate and program:  # as the command that names the file
+        read_command(draft, context, ["accelerate", "launch", "--config_file", path, *program], kind)
+        draft.title = path
+        return
+    found.read(draft, context, source)
+    if program:
+        read_target(draft, context, program, kind or draft.get("program.kind"))
+    elif draft.get("train.steps") is None:
+        draft.set("train.epochs", 1, source.at(""), "the file does not say how long to train: set it")
 
 
 def _read_words(
@@ -289,18 +231,15 @@ def _read_words(
     end = ["--", *more] if more else []
     batch: Batch | None = None
     scripts = shell_script(words) if len(words) > 1 or not starts_program(words[0].split()) else []
+    around = Script(
+        words[0], starts_program, asked=lines.asked, here=context.cwd, environ=context.environ,
+        is_folder=context.files.exists,
+    )  # fmt: skip
     if scripts:
         draft.title, end = scripts[0], []
-        batch, shell = _read_script(context, scripts[0], [*scripts[1:], *more], lines)
+        batch, shell = _read_script(replace(around, path=scripts[0], given=[*scripts[1:], *more]), context, lines)
     elif len(words) == 1 and any(character.isspace() for character in words[0]):
-        shell = read_shell(
-            words[0],
-            starts_program,
-            asked=lines.asked,
-            at_line=lines.number,
-            around=Around(context.cwd, context.environ, context.files.exists),
-        )
-        end = list(more)
+        shell, end = read_shell(around, lines.number), list(more)
     else:
         read_command(draft, context, [*words, *end], kind)
         return context.cwd
@@ -325,6 +264,25 @@ def _read_words(
     return inside.cwd
 
 
+def _read_script(script: Script, context: ImportContext, lines: Lines) -> tuple[Batch | None, ShellCommand]:
+    """What a shell script asks a cluster for, if it does, and its command."""
+    text = script_text(context, script.path)
+    if script.path.endswith(NOTEBOOK):
+        text = shell_text(text, script.path)
+    batch = read_batch(text, script.path)
+    asked = {**(batch.variables if batch else {}), **lines.asked}
+    script = replace(script, text=text, asked=asked, is_job=batch is not None)
+    turns = batch.turns if batch and ARRAY_TURN in text and ARRAY_TURN not in lines.asked else []
+    if not turns:
+        return batch, read_shell(script, lines.number)
+    first, *more = (read_shell(replace(script, asked={**asked, ARRAY_TURN: turn}), lines.number) for turn in turns)
+    if others := tuple(each.words for each in more if each.words != first.words):
+        what = f"{script.path}: the tasks of its array start different programs"
+        several = UsageError(what, hint=f"choose: --set {ARRAY_TURN}={turns[0]}")
+        first = replace(first, more=others, several=several)
+    return batch, first
+
+
 def _start_in(draft: Draft, folder: str, cwd: str) -> None:
     """Have the program start in a folder; paths in the recipe's own settings are seen from the caller's."""
     if draft.get("container.kind"):
@@ -341,7 +299,12 @@ def _start_in(draft: Draft, folder: str, cwd: str) -> None:
 
 def _put_variants(draft: Draft, read: Sequence[Draft], several: UsageError) -> None:
     """Make variants of commands that differ in what the program is told alone. Raises `several` for others."""
-    turns = [dict(_told(each)) for each in read]
+    turns = []
+    for other in read:  # the settings by key, and arguments by name
+        told = {key: each.value for key, each in other.settings.items()}
+        if isinstance(told.get(ARGUMENTS), Mapping):
+            told |= {f"{ARGUMENTS}.{name}": value for name, value in told.pop(ARGUMENTS).items()}
+        turns.append(told)
     keys = [key for key in dict.fromkeys(chain(*turns)) if len({str(turn.get(key)) for turn in turns}) > 1]
     alike = all(key in turn for key in keys for turn in turns if not key.startswith(f"{ARGUMENTS}."))
     if not keys or not alike or len(turns) > MOST_VARIANTS or any(lies_in(key, _LAUNCH) for key in keys):
@@ -357,59 +320,55 @@ def _put_variants(draft: Draft, read: Sequence[Draft], several: UsageError) -> N
     draft.remark(f"It starts the program {len(turns)} times: choose one with --variant, or all with trainkit submit.")
 
 
-def _told(draft: Draft) -> Iterator[tuple[str, Any]]:
-    """The settings by key, and arguments by name."""
-    for key, each in draft.settings.items():
-        if key == ARGUMENTS and isinstance(each.value, Mapping):
-            yield from ((f"{key}.{name}", value) for name, value in each.value.items())
-        else:
-            yield key, each.value
+def shell_text(text: str, path: str) -> str:
+    """The shell text of a notebook: `!` lines and shell cells, each in a shell of its own.
 
-
-def _read_script(
-    context: ImportContext, path: str, given: Sequence[str], lines: Lines
-) -> tuple[Batch | None, ShellCommand]:
-    """What a shell script asks a cluster for, if it does, and its command. given: its arguments."""
-    text = script_text(context, path)
-    if path.endswith(SUFFIX):
-        text = shell_text(text, path)
-    batch = read_batch(text, path)
-    asked = {**(batch.variables if batch else {}), **lines.asked}
-    around = Around(context.cwd, context.environ, context.files.exists)
-    turns = batch.turns if batch and ARRAY_TURN in text and ARRAY_TURN not in lines.asked else [None]
-    first, *more = [
-        read_shell(
-            text, starts_program, path=path, given=given, asked=asked if turn is None else {**asked, ARRAY_TURN: turn},
-            at_line=lines.number, is_job=batch is not None, around=around,
+    Raises UsageError where it is none, or has none.
+    """
+    try:
+        content: Any = json.loads(text)
+        cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no Jupyter notebook", hint="check the file") from error
+    lines = [line for cell in cells for line in _shell_lines(cell)]
+    if any(line.startswith("(") for line in lines):
+        return "\n".join(lines)
+    code = "\n".join(cells)
+    if _LAUNCHED_INSIDE.search(code):
+        what = f"{path}: notebook_launcher starts processes inside the notebook, which no other process can do"
+        hint = (
+            f"write the function and its call into a script ({_TO_SCRIPT} {path}), and give its processes to trainkit"
         )
-        for turn in turns
-    ]  # fmt: skip
-    if others := [each.words for each in more if each.words != first.words]:
-        several = UsageError(
-            f"{path}: the tasks of its array start different programs", hint=f"choose: --set {ARRAY_TURN}={turns[0]}"
-        )
-        first = replace(first, more=tuple(others), several=several)
-    return batch, first
+        raise UsageError(what, hint=f"{hint}: trainkit import torchrun --nproc_per_node N SCRIPT.py")
+    if _TRAINS.search(code):
+        what = f"{path}: the training is in the notebook's own cells, which no launcher can start"
+        raise UsageError(what, hint=f"make a script of it: {_TO_SCRIPT} {path}; then trainkit import python SCRIPT.py")
+    raise UsageError(f"{path}: no cell starts a training", hint="name the script or the command that does")
 
 
-def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:
-    source = open_foreign_file(context, path, program)
-    draft.title = path
-    draft.name = posixpath.splitext(posixpath.basename(path))[0]
-    found = next((each for each in FORMATS.values() if each.recognises(source.tree)), None)
-    if found is None:
-        shown = ", ".join(sorted(map(str, source.tree))[:5])
-        what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
-        raise UsageError(what, hint="check the file")
-    if found is accelerate and program:  # as the command that names the file
-        read_command(draft, context, ["accelerate", "launch", "--config_file", path, *program], kind)
-        draft.title = path
+def _shell_lines(cell: str) -> Iterator[str]:
+    """The shell's part of a cell, and what lasts beyond it: variables, and the folder."""
+    first, _, rest = cell.lstrip().partition("\n")
+    if first.startswith(_SHELL_CELLS):
+        yield f"(\n{rest}\n)"
         return
-    found.read(draft, context, source)
-    if program:
-        read_target(draft, context, program, kind or draft.get("program.kind"))
-    elif draft.get("train.steps") is None:
-        draft.set("train.epochs", 1, source.at(""), NO_LENGTH)
+    lines = iter(cell.splitlines())
+    for line in lines:
+        bare = line.strip()
+        if bare.startswith("!"):
+            while bare.endswith("\\"):
+                bare += f"\n{next(lines, '').strip()}"
+            yield f"({bare[1:]}\n)"
+        elif found := re.match(r"%(?:set_)?env\s+(\w+)[=\s]\s*(.*)", bare):
+            yield f"export {found[1]}={shlex.quote(found[2])}"
+        elif found := re.match(r"%cd\s+(.*)", bare):
+            yield f"cd {found[1]}"
+        elif found := re.match(r"os\.chdir\((['\"])(.*)\1\)", bare):
+            yield f"cd {shlex.quote(found[2])}"
+        elif found := re.match(r"os\.environ\[(['\"])(\w+)\1\]\s*=\s*(?:(['\"])(.*)\3|(.*))", bare):
+            # What Python makes is known to nobody here, as what a command prints.
+            value = shlex.quote(found[4]) if found[3] else f'"$(python -c {shlex.quote(found[5])})"'
+            yield f"export {found[2]}={value}"
 
 
 def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:

@@ -177,13 +177,13 @@ class Batch:
         return Origin(f"file {self.path}", 1, self.path, option.line, 1, length, option.written)
 
     @property
-    def turns(self) -> list[str | None]:
-        """The numbers of an array's tasks, as sbatch(1) has them: `0-15:4,20%2`. None: it is no array."""
+    def turns(self) -> list[str]:
+        """The numbers of an array's tasks, as sbatch(1) has them: `0-15:4,20%2`."""
         asked = next((each.value or "" for each in self.others if each.name == "array"), "")
-        made = list[str | None]()
+        made = list[str]()
         for first, last, step in re.findall(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", asked.partition("%")[0]):
             made += map(str, islice(range(int(first), int(last or first) + 1, int(step or 1) or 1), 101))
-        return made[:101] or [None]
+        return made[:101]
 
     @property
     def variables(self) -> dict[str, str]:
