@@ -137,7 +137,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "of the first versions": (OLDEST, {
         "strategy.kind": "ddp", "precision.dtype": "fp16", "nodes.processes_per_node": 2,
     }),
-    "one process, which sees every card": ("distributed_type: NO\n", {"devices.select": "all"}),
+    "one process, which sees every GPU": ("distributed_type: NO\n", {"devices.select": "all"}),
     "one that checks collectives": ("distributed_type: MULTI_GPU\nnum_processes: 2\ndebug: true\n", {
         "strategy.kind": "ddp", "nodes.processes_per_node": 2, "env.ACCELERATE_DEBUG_MODE": "true",
     }),

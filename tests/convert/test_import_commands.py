@@ -232,8 +232,8 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
         (f"python {GLUE} --fsdp True", "ends with an error at --fsdp True"),
         (f"torchrun {GLUE} --fsdp full_shard --fsdp_config fsdp.json", "Trainer does not read fsdp_offload_params"),
         (f"torchrun {GLUE} --fsdp full_shard --fsdp_config fsdp.json", "only beside auto_wrap_policy SIZE_BASED_WRAP"),
-        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun {GLUE}", "torchrun starts one process here, which sees 2 cards"),
-        (f"python {GLUE}", "every card that is visible, as for a program that python starts"),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun {GLUE}", "torchrun starts one process here, which sees 2 GPUs"),
+        (f"python {GLUE}", "every GPU that is visible, as for a program that python starts"),
         (
             f"CUDA_VISIBLE_DEVICES=6,7 deepspeed --num_gpus 2 {GLUE}",
             "ignores CUDA_VISIBLE_DEVICES=6,7 and runs on cards 0,1, and so does the recipe",

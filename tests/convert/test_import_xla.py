@@ -30,7 +30,7 @@ def test_a_command_line_of_trainer_on_a_tpu_is_one_process_there() -> None:
     assert {key: found.get(key) for key in wanted} == wanted
     assert "env.XLA_USE_SPMD" not in found
     assert "XLA_USE_SPMD is not taken over" in comments(text)
-    assert "one for each card" not in comments(text)
+    assert "one for each GPU" not in comments(text)
 
 
 def test_a_word_for_yes_is_yes_to_trainer_and_one_for_no_is_refused_which_would_be_yes_too() -> None:

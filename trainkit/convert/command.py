@@ -1,6 +1,7 @@
-"""Commands of training tools that start a launcher themselves, as that launcher's own command.
+"""A command read as a recipe: its variables, its launcher, its program, and how the ranks are spread.
 
-Sources: llamafactory/launcher.py; axolotl/cli/utils/train.py; trl/cli/commands/training.py; lightning/fabric/cli.py.
+Tools that start a launcher themselves are read as that launcher's command. Sources: llamafactory/launcher.py;
+axolotl/cli/utils/train.py; trl/cli/commands/training.py; lightning/fabric/cli.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, get_args
 
-from trainkit.errors import Origin, RecipeError, UsageError
+from trainkit.errors import RecipeError, UsageError
 from trainkit.machine.selection import ORDER
 from trainkit.planner.env import DECIDED, LEAKS
 from trainkit.recipe.interpolation import REFERENCE
@@ -44,6 +45,23 @@ from trainkit.tools.hf.argv_reader import as_flags, fields_in_file
 from trainkit.tools.hf.fields import BY_NAME
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS, launcher_of
 
+PROGRAM_KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
+ENV = "/usr/bin/env"  # finds a command in PATH, as a shell does
+# Installed commands that are programs, and start ranks themselves; with the word that makes them train, where they do
+# more (torchtune/_cli/tune.py; setup.py of fairseq and of composer).
+CONSOLE_SCRIPTS: Mapping[str, str] = {"tune": "run", "fairseq-train": "", "fairseq-hydra-train": "", "composer": ""}
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
+_ORDERS = {theirs: ours for ours, (theirs, _) in ORDER.items()}
+# Commands that start another one, and what a recipe says instead of them, where it has something.
+_STARTERS: Mapping[str, str] = {
+    **dict.fromkeys(("env", "nohup", "time", "exec", "command", "stdbuf", "ionice", "unbuffer", "caffeinate"), ""),
+    **dict.fromkeys(("nice", "sudo", "timeout"), "call trainkit run in the same way"),
+    **dict.fromkeys(("uv", "poetry", "pipenv", "conda", "mamba", "micromamba", "pixi", "hatch", "rye"),
+                    "trainkit's own interpreter starts the ranks"),
+    **dict.fromkeys(("taskset", "numactl"), "see launcher.numa_binding"),
+    "srun": "trainkit starts the ranks of each node itself; see nodes.count and nodes.processes_per_node",
+}  # fmt: skip
+_NO_PROGRAM = (["-m", "pip"], ["-m", "venv"], ["-m", "build"], ["setup.py", "install"], ["setup.py", "develop"])
 _YES = ("1", "true", "y", "yes")
 # What a tool's own file says of how the work is spread, by its key.
 _SPREADS = ("deepspeed", "fsdp", "fsdp_config", "fsdp_version", "tensor_parallel_size", "context_parallel_size")
@@ -51,11 +69,301 @@ _OF_LLAMAFACTORY = (
     "FORCE_TORCHRUN", "NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "RDZV_ID", "MAX_RESTARTS",
     "OPTIM_TORCH",
 )  # fmt: skip
-_ON_CARDS = "--nproc_per_node=gpu"
-# Installed commands that are programs, and start ranks themselves; with the word that makes them train, where they do
-# more (torchtune/_cli/tune.py; setup.py of fairseq and of composer).
-CONSOLE_SCRIPTS: Mapping[str, str] = {"tune": "run", "fairseq-train": "", "fairseq-hydra-train": "", "composer": ""}
-ENV = "/usr/bin/env"  # finds a command in PATH, as a shell does
+_FABRICS = {"accelerator": "", "strategy": "", "devices": "1", "num_nodes": "1", "node_rank": "0",
+            "main_address": "127.0.0.1", "main_port": "29400", "precision": ""}  # fmt: skip
+
+
+def starts(word: str) -> bool:
+    """Whether a word begins a command that can be read."""
+    name = posixpath.basename(word)
+    return name in TOOLS or name in CONSOLE_SCRIPTS or name in ENGINES or launcher_of(name) is not None
+
+
+def starts_program(words: Sequence[str]) -> bool:
+    """Whether words, variables and starters in front included, start a program."""
+    first = next((word for word in words if not _ASSIGNMENT.fullmatch(word)), "")
+    if posixpath.basename(first) in _STARTERS:
+        first = next((word for word in words if starts(word)), "")
+    if not starts(first):
+        return False
+    name, behind = posixpath.basename(first), list(words[words.index(first) :])
+    if name in CONSOLE_SCRIPTS:
+        return _is_console_script(behind)
+    if name in ENGINES:
+        return start_of_container(behind) > 0 and any(map(starts, behind[2:]))
+    if launcher_of(name) != "python":
+        return True
+    rest = behind[1:]
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c", "-m"):
+        rest.pop(0)  # the interpreter's own flags
+    return bool(rest) and rest[0] not in ("-", "-c") and rest[:2] not in _NO_PROGRAM
+
+
+def read_command(
+    draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None, written: Sequence[str] = ()
+) -> None:
+    """Import a command. kind: of the program, where the caller knows it; written: the words to show."""
+    shown = " ".join(shlex.quote(word) for word in mask_words(written or words))
+    if not is_text(shown):
+        raise UsageError(f"the command is not UTF-8 text: {shown}", hint=WRITE_TEXT)
+    draft.title = f"{draft.title}: {shown}" if draft.title else shown
+    variables, rest = take_variables(draft, words)
+    if start_of_container(rest):
+        for each in variables:
+            draft.remark(f"{each} in front is not taken over: the engine reads it, and hands it to no program.")
+        inside, rest = read_container(draft, context, rest)
+        own, rest = take_variables(draft, rest)
+        variables = {**inside, **own}
+    if draft.problems:
+        return
+    unwrapped = unwrap(rest, variables, context)
+    if unwrapped:
+        rest, kind = unwrapped.words, kind or unwrapped.kind
+        variables = {name: each for name, each in variables.items() if name not in unwrapped.taken}
+        variables = {**unwrapped.variables, **variables}
+        for remark in unwrapped.remarks:
+            draft.remark(remark)
+    _read_variables(draft, variables)
+    command = _read_launcher(draft, context, rest)
+    if draft.problems:
+        return
+    _name_program(draft, command)
+    draft.replicas = command.launcher != "python" and _several(draft, command)
+    read_target(draft, context, command.argv, kind, module=command.module)
+    if command.local_rank and draft.get("program.kind") != "hf":
+        reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
+        origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
+        draft.set("program.local_rank", command.local_rank == "--local_rank" or command.local_rank, origin, reason)
+    if not command.python and command.argv[0].endswith(".py"):
+        draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
+    _spread(draft, command)
+    if unwrapped and unwrapped.strategy and draft.get("strategy.kind") == "ddp":
+        strategy, where = unwrapped.strategy
+        draft.forget("strategy.kind")
+        draft.set("strategy.kind", strategy, argv_origin(where), f"the program's own part, as {where} says")
+
+
+def take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The assignments that a command begins with, and the rest of it from the launcher on.
+
+    Commands that only start it are named and left out.
+    """
+    rest, found = list(words), dict[str, str]()
+    while rest:
+        starter = posixpath.basename(rest[0])
+        if match := _ASSIGNMENT.fullmatch(rest[0]):
+            found[match["name"]] = match["value"]
+            rest.pop(0)
+        elif starter in _STARTERS and any(map(starts, rest[1:])):
+            # It ends where the command, an assignment in front of that, or another starter begins.
+            end = first_of_command(rest, 1)
+            taken, rest = rest[:end], rest[end:]
+            instead = _STARTERS[starter]
+            if starter == "srun":
+                _refuse_tasks(taken, rest)
+            if len(taken) > 1 or instead:
+                draft.remark(f"`{' '.join(taken)}` in front is not taken over{': ' if instead else ''}{instead}.")
+        else:
+            break
+    return found, rest
+
+
+def first_of_command(words: Sequence[str], place: int) -> int:
+    """From a place on, where a command that can be read, an assignment in front of it, or a starter begins."""
+    while place < len(words) and not (
+        starts(words[place]) or _ASSIGNMENT.fullmatch(words[place]) or words[place] in _STARTERS
+    ):
+        place += 1
+    return place
+
+
+def _refuse_tasks(srun: Sequence[str], command: Sequence[str]) -> None:
+    """Raises UsageError where srun starts Python several times, on nodes that only the allocation knows."""
+    asked = [each for each in options(srun[1:]) if each.name in ("nodes", "ntasks", "ntasks-per-node")]
+    name = next((posixpath.basename(word) for word in command if not _ASSIGNMENT.fullmatch(word)), "")
+    if launcher_of(name) == "python" and any(each.value != "1" for each in asked):
+        what = f"`{' '.join(srun)}` starts {name} several times, on nodes that only the allocation knows"
+        hint = "import a batch script with #SBATCH --nodes and --ntasks-per-node, or a line of torchrun's"
+        raise UsageError(what, hint=hint)
+
+
+def _read_launcher(draft: Draft, context: ImportContext, words: list[str]) -> LauncherCommand:
+    """The launcher's own words. Raises UsageError where they begin with none."""
+    name = posixpath.basename(words[0]) if words else ""
+    launcher = launcher_of(name)
+    if launcher is None and name in ENGINES:
+        verb = ENGINES[name][1]
+        what = f"{' '.join([name, *words[1:2]])} does not start a program in an image as `{name} {verb}` does"
+        raise UsageError(what, hint=f"import the command that starts the program: {name} {verb} …")
+    if launcher is None and name in ("bash", "sh") and draft.get("container.kind"):
+        hint = "put the command itself behind the image, and what is done before it into the image"
+        raise UsageError(f"the container starts {name}, and trainkit the program itself", hint=hint)
+    if launcher is None:
+        hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
+        raise UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
+    if name.startswith("python2"):
+        raise UsageError(f"{words[0]} is Python 2, which no library of today has", hint="name a script for Python 3")
+    if "/" in words[0]:
+        draft.remark(f"{words[0]} is not taken over: trainkit's own interpreter starts the ranks.")
+    command = LAUNCHERS[launcher].read(draft, context, words)
+    number_cards(draft, context)
+    for name, otherwise in (match.groups() for match in map(REFERENCE.search, words) if match):
+        if otherwise and otherwise.endswith(SUFFIXES) and f"oc.env:{name}" not in " ".join(command.argv):
+            draft.remark(f"{otherwise} is read here; import again where ${name} names another file.")
+    return command
+
+
+def _name_program(draft: Draft, command: LauncherCommand) -> None:
+    """Make the default of a variable that nothing sets the program. Raises UsageError where there is no program."""
+    if not command.argv:
+        raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
+    if found := REFERENCE.fullmatch(command.argv[0]):
+        if not found[2]:
+            what = f"{command.argv[0]} is where the command has its program, and nothing says what it is"
+            raise UsageError(what, hint="give it with --set NAME=VALUE")
+        draft.remark(f"The program is {found[2]}, for nothing sets ${found[1]}: import again for another.")
+        command.argv[0] = found[2]
+    if not command.python and not command.argv[0].endswith(".py") and "/" not in command.argv[0]:
+        command.argv.insert(0, ENV)
+
+
+def read_target(
+    draft: Draft, context: ImportContext, argv: Sequence[str], kind: str | None, *, module: bool = False
+) -> None:
+    """Import a script or module: arguments with a recipe key become settings, and the others stay its own."""
+    target = argv[0]
+    words, fields = argv[1:], fields_in_file(context, argv[1:])
+    origin = argv_origin(target)
+    if posixpath.basename(target) == "xla_spawn.py":
+        why = "it imports another script and starts that once for each chip, in processes of its own"
+        hint = "import the script that it names: python SCRIPT …; strategy.kind: fsdp is over every chip"
+        draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
+        return
+    otherwise = "accelerate" if draft.get("launcher.kind") == "accelerate" else "torch"
+    detected = DetectedKind(kind) if kind else program_kind(context, argv, otherwise, module=module, told=fields)
+    if detected.remark:
+        draft.remark(detected.remark)
+    reason = f"a script on {PROGRAMS[detected.kind].DETECTION.library}, as {detected.by} tells" if detected.by else ""
+    name = argv[1] if target == ENV and argv[1:] else target
+    draft.name = re.sub(r"\.py$", "", posixpath.basename(name))
+    draft.set("program.kind", detected.kind, origin, reason)
+    draft.set("program.module" if module else "program.script", target, origin)
+    if name != target:
+        draft.reasons["program.script"] = f"finds {name} in PATH, as a shell does"
+    if fields and draft.get("program.kind") == "hf":
+        words = as_flags(draft, argv[1], fields)
+    kept = PROGRAMS[draft.get("program.kind")].read(draft, context, words)
+    secret = dict.fromkeys(secret_flags(kept))
+    for flag in secret:
+        if flag not in context.public:
+            what = f"--{flag} holds a secret, which a recipe must not"
+            hint = f"leave it out, and export what the script reads instead; or, where it is none, --public {flag}"
+            draft.fail(what, argv_origin(f"--{flag}"), hint, "recipes, plans and run directories are kept and shared")
+    referred = REFERENCE.findall(" ".join([*kept, *(str(draft.get(key)) for key in draft.settings)]))
+    secret |= dict.fromkeys(name for name, _ in referred if name in context.public)
+    if secret:
+        draft.set("program.public", list(secret), origin, "as --public says")
+    if kept:
+        draft.set("program.args", as_arguments(kept), origin)
+
+
+def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
+    """Import the variables as settings and remarks."""
+    for name, value in variables.items():
+        origin = argv_origin(f"{name}={value}")
+        leak = next((why for pattern, why in LEAKS.items() if fnmatchcase(name, pattern)), "")
+        match name:
+            case "CUDA_VISIBLE_DEVICES" | "HIP_VISIBLE_DEVICES":
+                words = [each.strip() for each in value.split(",") if each.strip()]
+                bad = next((place for place, each in enumerate(words) if each.startswith("-")), len(words))
+                if bad < len(words):
+                    what = "no GPU" if not bad else f"only {','.join(words[:bad])}"
+                    reads = f"CUDA reads the list up to {words[bad]}, which is no GPU"
+                    draft.remark(f"{origin.text}: {reads}, and shows {what}.")
+                draft.set("devices.select", [card(each) for each in words[:bad]] or "none", origin)
+            case "CUDA_DEVICE_ORDER" if value in _ORDERS:
+                draft.set("devices.order", _ORDERS[value], origin)
+            case "CUDA_DEVICE_ORDER":
+                draft.fail(f"CUDA_DEVICE_ORDER {value!r} is unknown to CUDA", origin, f"write {' or '.join(_ORDERS)}")
+            case "DS_ACCELERATOR" if value in ("cpu", "cuda", "mps"):
+                draft.set("devices.type", value, origin)
+            case "DS_ACCELERATOR":
+                draft.remark(f"{name}={value} is not taken over: trainkit runs on cuda, mps and cpu.")
+            case "ACCELERATE_USE_CPU":
+                if value.lower() in ("1", "true", "yes", "on", "y", "t"):
+                    draft.set("devices.type", "cpu", origin)
+            case "ACCELERATE_MIXED_PRECISION" if value in ("bf16", "fp16"):
+                draft.set("precision.dtype", value, origin)
+                reach = f"{origin.text} reaches scripts on Accelerator() alone"
+                draft.remark(f"{reach}: for those import with --kind accelerate.")
+            case "ACCELERATE_MIXED_PRECISION":
+                if value != "no":
+                    draft.remark(f"{origin.text} is not taken over: a recipe has bf16 and fp16.")
+            case "PJRT_DEVICE":
+                draft.set("devices.type", "xla", origin)
+                if value != "TPU":  # which the plan sets by itself
+                    draft.set("env.PJRT_DEVICE", value, origin)
+            case _ if why_secret(name, value) or is_secret_name(name):
+                taken = [*(draft.get("env_from") or []), name]
+                draft.settings.pop("env_from", None)
+                draft.set("env_from", taken, origin, "a secret is not written down: export it before the run")
+            case "MASTER_ADDR":
+                place = f"{value}:{variables.get('MASTER_PORT', '29500')}"
+                draft.remark(f"{origin.text} is where nodes meet: with several, set nodes.rendezvous to {place}.")
+            case _ if leak and not is_free(name):
+                draft.remark(f"{name} is not taken over: it {leak}. Set what it is for in the recipe.")
+            case _ if name in DECIDED:
+                draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")
+            case _:
+                draft.set(f"env.{name}", value, origin)
+
+
+def _several(draft: Draft, command: LauncherCommand) -> bool:
+    return command.processes is None or command.processes > 1 or (number_of(draft.get("nodes.count") or 1) or 2) > 1
+
+
+def _spread(draft: Draft, command: LauncherCommand) -> None:
+    """The strategy, where the program's words name none: a replica on each rank where there are several."""
+    strategy, gpus, device = draft.get("strategy.kind"), draft.get("devices.select"), draft.get("devices.type")
+    launcher, origin, several = command.launcher, argv_origin(command.launcher), _several(draft, command)
+    kind = draft.get("program.kind")
+    on_launcher_alone = kind in (*ON_ACCELERATE, "torch")
+    if device == "xla" and draft.get("launcher.kind") == "accelerate":
+        draft.forget("launcher.kind")
+    if launcher == "accelerate" and command.processes is None and gpus is None:
+        draft.set("devices.select", "all", argv_origin("accelerate launch"))
+    if launcher == "python" and strategy == "fsdp" and device != "xla":
+        draft.remark("Trainer refuses --fsdp in a process that python starts alone; trainkit starts one for each GPU.")
+    elif launcher == "python" or (launcher == "accelerate" and not several):
+        # One process, which accelerate launch starts as python does: it sees what python would show it.
+        alone = strategy in (None, "single") and on_launcher_alone
+        if alone and draft.get("devices.select") is None and device in (None, "cuda"):
+            reason = "every GPU that is visible, as for a program that python starts"
+            draft.set("devices.select", "all", origin, reason)
+    elif launcher == "torchrun" and command.processes == 1 and not several:
+        # torchrun starts one process where no number is given, whatever GPUs there are.
+        if on_launcher_alone and strategy is None:
+            reason = "one process: torchrun sets RANK, WORLD_SIZE and MASTER_ADDR, of which a script may make a group"
+            if kind in ON_ACCELERATE:
+                reason = "one process: torchrun sets LOCAL_RANK, and the library makes a group of it"
+            draft.set("strategy.kind", "ddp", origin, reason)
+        if draft.get("strategy.kind") not in (None, "single"):
+            draft.set("nodes.processes_per_node", 1, origin)
+        if isinstance(gpus, list) and len(gpus) > 1:
+            what = f"torchrun starts one process here, which sees {len(gpus)} GPUs"
+            draft.remark(f"{what}: --nproc_per_node=gpu would start one for each (nodes.processes_per_node: auto).")
+    elif strategy is None and several:
+        draft.set("strategy.kind", "ddp", origin)
+        if command.processes is None and gpus is None and draft.get("nodes.processes_per_node") is None:
+            draft.set("devices.select", "all", origin)
+    if device == "cpu" and isinstance(draft.get("devices.select"), int):
+        draft.settings.pop("devices.select")  # deepspeed --num_gpus counts ranks on a CPU too
+    one = command.processes == 1 and (strategy == "fsdp" or several) and draft.get("nodes.processes_per_node") is None
+    if one and launcher != "python":
+        draft.set("nodes.processes_per_node", 1, origin)
+
+
+# Tools that start a launcher
 
 
 @dataclass
@@ -80,9 +388,9 @@ def unwrap(words: Sequence[str], variables: Mapping[str, str], context: ImportCo
     variables: those in front of the words, and of the text around them.
     """
     tool = posixpath.basename(words[0]) if words else ""
-    if is_console_script(words):
-        what = f"{tool} starts its ranks itself: for trainkit it is one process."
-        return Unwrapped(["python", *([] if "/" in words[0] else [ENV]), *words], remarks=[what], kind="torch")
+    if _is_console_script(words):
+        remark = f"{tool} starts its ranks itself: for trainkit it is one process."
+        return Unwrapped(["python", *([] if "/" in words[0] else [ENV]), *words], remarks=[remark], kind="torch")
     if tool not in TOOLS:
         return None
     made = TOOLS[tool](list(words[1:]), variables, context)
@@ -91,7 +399,7 @@ def unwrap(words: Sequence[str], variables: Mapping[str, str], context: ImportCo
     return made
 
 
-def is_console_script(words: Sequence[str]) -> bool:
+def _is_console_script(words: Sequence[str]) -> bool:
     """Whether words start an installed command that trains."""
     tool = posixpath.basename(words[0]) if words else ""
     return tool in CONSOLE_SCRIPTS and CONSOLE_SCRIPTS[tool] in ("", *words[1:2])
@@ -110,7 +418,7 @@ def _llamafactory(words: list[str], variables: Mapping[str, str], context: Impor
         made.words = ["python", "-m", *program]
         return made
     nodes, each = variables.get("NNODES", "1"), variables.get("NPROC_PER_NODE")
-    flags = [_ON_CARDS if each is None else f"--nproc_per_node={each}"]
+    flags = [f"--nproc_per_node={'gpu' if each is None else each}"]
     if nodes != "1":
         place = variables.get("MASTER_ADDR", "127.0.0.1"), variables.get("MASTER_PORT", "29500")
         flags += [f"--nnodes={nodes}", f"--master_addr={place[0]}", f"--master_port={place[1]}"]
@@ -181,9 +489,7 @@ def _trl_config(name: str, context: ImportContext) -> str:
 
 def _fabric(words: list[str], variables: Mapping[str, str], context: ImportContext) -> Unwrapped:
     _require(words, ("run",), "fabric")
-    options = {"accelerator": "", "strategy": "", "devices": "1", "num_nodes": "1", "node_rank": "0",
-               "main_address": "127.0.0.1", "main_port": "29400", "precision": ""}  # fmt: skip
-    rest = words[1:]
+    options, rest = dict(_FABRICS), words[1:]
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).removeprefix("--").replace("-", "_").partition("=")
         if name not in options or not (equals or rest):
@@ -239,343 +545,3 @@ def _mapping(path: str, context: ImportContext) -> Mapping[str, Any]:
         return read_mapping(context, path, f"file {path}", 1).tree
     except (UsageError, RecipeError):
         return {}
-
-
-PROGRAM_KINDS = tuple(get_args(Program.model_fields["kind"].annotation))
-_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
-_ORDERS = {theirs: ours for ours, (theirs, _) in ORDER.items()}
-# Commands that start another one, and what a recipe says instead of them, where it has something.
-_STARTERS: Mapping[str, str] = {
-    **dict.fromkeys(("env", "nohup", "time", "exec", "command", "stdbuf", "ionice", "unbuffer", "caffeinate"), ""),
-    **dict.fromkeys(("nice", "sudo", "timeout"), "call trainkit run in the same way"),
-    **dict.fromkeys(("uv", "poetry", "pipenv", "conda", "mamba", "micromamba", "pixi", "hatch", "rye"),
-                    "trainkit's own interpreter starts the ranks"),
-    **dict.fromkeys(("taskset", "numactl"), "see launcher.numa_binding"),
-    "srun": "trainkit starts the ranks of each node itself; see nodes.count and nodes.processes_per_node",
-}  # fmt: skip
-_NO_PROGRAM = (["-m", "pip"], ["-m", "venv"], ["-m", "build"], ["setup.py", "install"], ["setup.py", "develop"])
-_EVERY_CARD = "every card that is visible, as for a program that python starts"
-_GROUP_OF_ONE = "one process: torchrun sets LOCAL_RANK, and the library makes a group of it"
-_PLACE_OF_ONE = "one process: torchrun sets RANK, WORLD_SIZE and MASTER_ADDR, of which a script may make a group"
-
-
-def read_command(
-    draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None, written: Sequence[str] = ()
-) -> None:
-    """Import a command. kind: of the program, where the caller knows it; written: the words to show."""
-    shown = " ".join(shlex.quote(word) for word in mask_words(written or words))
-    if not is_text(shown):
-        raise UsageError(f"the command is not UTF-8 text: {shown}", hint=WRITE_TEXT)
-    draft.title = f"{draft.title}: {shown}" if draft.title else shown
-    variables, rest = _taken_out(draft, context, words)
-    if draft.problems:
-        return
-    if unwrapped := unwrap(rest, variables, context):
-        rest, kind = unwrapped.words, kind or unwrapped.kind
-        variables = {name: each for name, each in variables.items() if name not in unwrapped.taken}
-        variables = {**unwrapped.variables, **variables}
-        for remark in unwrapped.remarks:
-            draft.remark(remark)
-    _read_variables(draft, variables)
-    name = posixpath.basename(rest[0]) if rest else ""
-    launcher = launcher_of(name)
-    if launcher is None:
-        raise _not_read(name, rest, boxed=draft.get("container.kind") is not None)
-    if name.startswith("python2"):
-        raise UsageError(f"{rest[0]} is Python 2, which no library of today has", hint="name a script for Python 3")
-    if "/" in rest[0]:
-        draft.remark(f"{rest[0]} is not taken over: trainkit's own interpreter starts the ranks.")
-    command = LAUNCHERS[launcher].read(draft, context, rest)
-    number_cards(draft, context)
-    for name, otherwise in (match.groups() for match in map(REFERENCE.search, rest) if match):
-        if otherwise and otherwise.endswith(SUFFIXES) and f"oc.env:{name}" not in " ".join(command.argv):
-            draft.remark(f"{otherwise} is read here; import again where ${name} names another file.")
-    if draft.problems:
-        return
-    _name_program(draft, command)
-    if not command.python and not command.argv[0].endswith(".py") and "/" not in command.argv[0]:
-        command.argv.insert(0, ENV)
-    draft.replicas = command.launcher != "python" and _several(draft, command)
-    read_target(draft, context, command.argv, kind, module=command.module)
-    _say_local_rank(draft, command)
-    if not command.python and command.argv[0].endswith(".py"):
-        draft.remark(f"{command.argv[0]} was started without Python (--no_python), and trainkit starts it with Python.")
-    _spread(draft, command)
-    if unwrapped and unwrapped.strategy:
-        _say_own_strategy(draft, *unwrapped.strategy)
-
-
-def _not_read(name: str, words: Sequence[str], *, boxed: bool) -> UsageError:
-    """Why a command is none that can be read. boxed: it is the one inside of a container."""
-    if name in ENGINES:
-        verb = ENGINES[name][1]
-        what = f"{' '.join([name, *words[1:2]])} does not start a program in an image as `{name} {verb}` does"
-        return UsageError(what, hint=f"import the command that starts the program: {name} {verb} …")
-    if boxed and name in ("bash", "sh"):
-        hint = "put the command itself behind the image, and what is done before it into the image"
-        return UsageError(f"the container starts {name}, and trainkit the program itself", hint=hint)
-    hint = f"name a .json or .yaml file, or a command that begins with one of: {', '.join(LAUNCHERS)}"
-    return UsageError(f"{name or 'an empty word'} is neither a file nor a launcher", hint=hint)
-
-
-def _say_local_rank(draft: Draft, command: LauncherCommand) -> None:
-    if command.local_rank and draft.get("program.kind") != "hf":
-        reason = "the command passes it; leave it out where the script reads LOCAL_RANK"
-        origin = argv_origin("deepspeed" if command.launcher == "deepspeed" else "torch.distributed.launch")
-        draft.set("program.local_rank", command.local_rank == "--local_rank" or command.local_rank, origin, reason)
-
-
-def _taken_out(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Variables, and the command from its launcher on, which may be the one inside of a container."""
-    variables, rest = take_variables(draft, words)
-    if not start_of_container(rest):
-        return variables, rest
-    for each in variables:
-        draft.remark(f"{each} in front is not taken over: the engine reads it, and hands it to no program.")
-    inside, rest = read_container(draft, context, rest)
-    own, rest = take_variables(draft, rest)
-    return {**inside, **own}, rest
-
-
-def _say_own_strategy(draft: Draft, strategy: str, where: str) -> None:
-    """The strategy that the program is told in its own way, where it has several ranks for it."""
-    if draft.get("strategy.kind") == "ddp":
-        draft.forget("strategy.kind")
-        draft.set("strategy.kind", strategy, argv_origin(where), f"the program's own part, as {where} says")
-
-
-def _name_program(draft: Draft, command: LauncherCommand) -> None:
-    """Make the default of a variable that nothing sets the program. Raises UsageError where there is no program."""
-    if not command.argv:
-        raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
-    if (found := REFERENCE.fullmatch(command.argv[0])) is None:
-        return
-    if not found[2]:
-        what = f"{command.argv[0]} is where the command has its program, and nothing says what it is"
-        raise UsageError(what, hint="give it with --set NAME=VALUE")
-    draft.remark(f"The program is {found[2]}, for nothing sets ${found[1]}: import again for another.")
-    command.argv[0] = found[2]
-
-
-def starts(word: str) -> bool:
-    """Whether a word begins a command that can be read."""
-    name = posixpath.basename(word)
-    return name in TOOLS or name in CONSOLE_SCRIPTS or name in ENGINES or launcher_of(name) is not None
-
-
-def starts_program(words: Sequence[str]) -> bool:
-    """Whether words, variables and starters in front included, start a program."""
-    first = next((word for word in words if not _ASSIGNMENT.fullmatch(word)), "")
-    if posixpath.basename(first) in _STARTERS:
-        first = next((word for word in words if starts(word)), "")
-    if not starts(first):
-        return False
-    if posixpath.basename(first) in CONSOLE_SCRIPTS:
-        return is_console_script(words[words.index(first) :])
-    if posixpath.basename(first) in ENGINES:
-        behind = list(words[words.index(first) :])
-        return start_of_container(behind) > 0 and any(map(starts, behind[2:]))
-    if launcher_of(posixpath.basename(first)) != "python":
-        return True
-    rest = list(words[words.index(first) + 1 :])
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c", "-m"):
-        rest.pop(0)  # the interpreter's own flags
-    return bool(rest) and rest[0] not in ("-", "-c") and rest[:2] not in _NO_PROGRAM
-
-
-def read_target(
-    draft: Draft, context: ImportContext, argv: Sequence[str], kind: str | None, *, module: bool = False
-) -> None:
-    """Import a script or module: arguments with a recipe key become settings, and the others stay its own."""
-    target = argv[0]
-    words, fields = argv[1:], fields_in_file(context, argv[1:])
-    origin = argv_origin(target)
-    if posixpath.basename(target) == "xla_spawn.py":
-        why = "it imports another script and starts that once for each chip, in processes of its own"
-        hint = "import the script that it names: python SCRIPT …; strategy.kind: fsdp is over every chip"
-        draft.fail("xla_spawn.py cannot be run by trainkit", origin, hint, why)
-        return
-    otherwise = "accelerate" if draft.get("launcher.kind") == "accelerate" else "torch"
-    detected = DetectedKind(kind) if kind else program_kind(context, argv, otherwise, module=module, told=fields)
-    if detected.remark:
-        draft.remark(detected.remark)
-    reason = f"a script on {PROGRAMS[detected.kind].DETECTION.library}, as {detected.by} tells" if detected.by else ""
-    name = argv[1] if target == ENV and argv[1:] else target
-    draft.name = re.sub(r"\.py$", "", posixpath.basename(name))
-    draft.set("program.kind", detected.kind, origin, reason)
-    draft.set("program.module" if module else "program.script", target, origin)
-    if name != target:
-        draft.reasons["program.script"] = f"finds {name} in PATH, as a shell does"
-    if fields and draft.get("program.kind") == "hf":
-        words = as_flags(draft, argv[1], fields)
-    kept = PROGRAMS[draft.get("program.kind")].read(draft, context, words)
-    secret = dict.fromkeys(secret_flags(kept))
-    for flag in secret:
-        if flag not in context.public:
-            what = f"--{flag} holds a secret, which a recipe must not"
-            hint = f"leave it out, and export what the script reads instead; or, where it is none, --public {flag}"
-            draft.fail(what, argv_origin(f"--{flag}"), hint, "recipes, plans and run directories are kept and shared")
-    referred = REFERENCE.findall(" ".join([*kept, *(str(draft.get(key)) for key in draft.settings)]))
-    secret |= dict.fromkeys(name for name, _ in referred if name in context.public)
-    if secret:
-        draft.set("program.public", list(secret), origin, "as --public says")
-    if kept:
-        draft.set("program.args", as_arguments(kept), origin)
-
-
-def take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The assignments that a command begins with, and the rest of it from the launcher on.
-
-    Commands that only start it are named and left out.
-    """
-    rest, found = list(words), dict[str, str]()
-    while rest:
-        starter = rest[0].rpartition("/")[2]
-        if match := _ASSIGNMENT.fullmatch(rest[0]):
-            found[match["name"]] = match["value"]
-            rest.pop(0)
-        elif starter in _STARTERS and any(map(starts, rest[1:])):
-            # It ends where the command, an assignment in front of that, or another starter begins.
-            end = first_of_command(rest, 1)
-            taken, rest = rest[:end], rest[end:]
-            instead = _STARTERS[starter]
-            if starter == "srun":
-                _refuse_tasks(taken, rest)
-            if len(taken) > 1 or instead:
-                draft.remark(f"`{' '.join(taken)}` in front is not taken over{': ' if instead else ''}{instead}.")
-        else:
-            break
-    return found, rest
-
-
-def _refuse_tasks(srun: Sequence[str], command: Sequence[str]) -> None:
-    """Raises UsageError where srun starts Python several times, on nodes that only the allocation knows."""
-    asked = [each for each in options(srun[1:]) if each.name in ("nodes", "ntasks", "ntasks-per-node")]
-    name = next((posixpath.basename(word) for word in command if not _ASSIGNMENT.fullmatch(word)), "")
-    if launcher_of(name) == "python" and any(each.value != "1" for each in asked):
-        what = f"`{' '.join(srun)}` starts {name} several times, on nodes that only the allocation knows"
-        hint = "import a batch script with #SBATCH --nodes and --ntasks-per-node, or a line of torchrun's"
-        raise UsageError(what, hint=hint)
-
-
-def first_of_command(words: Sequence[str], place: int) -> int:
-    """From a place on, where a command that can be read, an assignment in front of it, or a starter begins."""
-    while place < len(words) and not (
-        starts(words[place]) or _ASSIGNMENT.fullmatch(words[place]) or words[place] in _STARTERS
-    ):
-        place += 1
-    return place
-
-
-def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
-    """Import the variables as settings and remarks."""
-    for name, value in variables.items():
-        origin = argv_origin(f"{name}={value}")
-        leak = next((why for pattern, why in LEAKS.items() if fnmatchcase(name, pattern)), "")
-        if _chooses_devices(draft, name, value, origin):
-            continue
-        if why_secret(name, value) or is_secret_name(name):
-            taken = [*(draft.get("env_from") or []), name]
-            draft.settings.pop("env_from", None)
-            draft.set("env_from", taken, origin, "a secret is not written down: export it before the run")
-        elif name == "MASTER_ADDR":
-            port = variables.get("MASTER_PORT", "29500")
-            draft.remark(f"{origin.text} is where nodes meet: with several, set nodes.rendezvous to {value}:{port}.")
-        elif leak and not is_free(name):
-            draft.remark(f"{name} is not taken over: it {leak}. Set what it is for in the recipe.")
-        elif name in DECIDED:
-            draft.remark(f"{name} is not taken over: the plan decides it; {DECIDED[name]}")
-        else:
-            draft.set(f"env.{name}", value, origin)
-
-
-def _chooses_devices(draft: Draft, name: str, value: str, origin: Origin) -> bool:
-    """Import a variable that chooses devices or the number format; False for any other."""
-    match name:
-        case "CUDA_VISIBLE_DEVICES" | "HIP_VISIBLE_DEVICES":
-            _visible(draft, value, origin)
-        case "CUDA_DEVICE_ORDER" if value in _ORDERS:
-            draft.set("devices.order", _ORDERS[value], origin)
-        case "CUDA_DEVICE_ORDER":
-            draft.fail(f"CUDA_DEVICE_ORDER {value!r} is unknown to CUDA", origin, f"write {' or '.join(_ORDERS)}")
-        case "DS_ACCELERATOR" if value in ("cpu", "cuda", "mps"):
-            draft.set("devices.type", value, origin)
-        case "DS_ACCELERATOR":
-            draft.remark(f"{name}={value} is not taken over: trainkit runs on cuda, mps and cpu.")
-        case "ACCELERATE_USE_CPU" if value.lower() in ("1", "true", "yes", "on", "y", "t"):
-            draft.set("devices.type", "cpu", origin)
-        case "ACCELERATE_MIXED_PRECISION" if value in ("bf16", "fp16"):
-            draft.set("precision.dtype", value, origin)
-            reach = f"{origin.text} reaches scripts on Accelerator() alone"
-            draft.remark(f"{reach}: for those import with --kind accelerate.")
-        case "ACCELERATE_MIXED_PRECISION" if value != "no":
-            draft.remark(f"{origin.text} is not taken over: a recipe has bf16 and fp16.")
-        case "ACCELERATE_USE_CPU" | "ACCELERATE_MIXED_PRECISION":
-            pass  # off, as without it
-        case "PJRT_DEVICE":
-            draft.set("devices.type", "xla", origin)
-            if value != "TPU":  # which the plan says by itself
-                draft.set("env.PJRT_DEVICE", value, origin)
-        case _:
-            return False
-    return True
-
-
-def _visible(draft: Draft, value: str, origin: Origin) -> None:
-    words = [each.strip() for each in value.split(",") if each.strip()]
-    bad = next((place for place, each in enumerate(words) if each.startswith("-")), len(words))
-    if bad < len(words):
-        what = "no card" if not bad else f"only {','.join(words[:bad])}"
-        draft.remark(f"{origin.text}: CUDA reads the list up to {words[bad]}, which is no card, and shows {what}.")
-    cards = [card(each) for each in words[:bad]]
-    draft.set("devices.select", cards or "none", origin)
-
-
-def _several(draft: Draft, command: LauncherCommand) -> bool:
-    return command.processes is None or command.processes > 1 or (number_of(draft.get("nodes.count") or 1) or 2) > 1
-
-
-def _spread(draft: Draft, command: LauncherCommand) -> None:
-    """The strategy, where the program's words name none: a replica on each rank where there are several."""
-    kind, cards, on_xla = draft.get("strategy.kind"), draft.get("devices.select"), draft.get("devices.type") == "xla"
-    if on_xla and draft.get("launcher.kind") == "accelerate":
-        draft.forget("launcher.kind")
-    if command.launcher == "accelerate" and command.processes is None and cards is None:
-        draft.set("devices.select", "all", argv_origin("accelerate launch"))
-    several = _several(draft, command)
-    origin = argv_origin(command.launcher)
-    if command.launcher == "python" and kind == "fsdp" and not on_xla:
-        draft.remark("Trainer refuses --fsdp in a process that python starts alone; trainkit starts one for each card.")
-    elif command.launcher == "python" or (command.launcher == "accelerate" and not several):
-        _as_python(draft, origin)  # which accelerate launch starts for one process
-    elif command.launcher == "torchrun" and command.processes == 1 and not several:
-        _as_group_of_one(draft)
-    elif kind is None and several:
-        draft.set("strategy.kind", "ddp", origin)
-        if command.processes is None and cards is None and draft.get("nodes.processes_per_node") is None:
-            draft.set("devices.select", "all", origin)
-    if draft.get("devices.type") == "cpu" and isinstance(draft.get("devices.select"), int):
-        draft.settings.pop("devices.select")  # deepspeed --num_gpus counts ranks on a CPU too
-    one = command.processes == 1 and (kind == "fsdp" or several) and draft.get("nodes.processes_per_node") is None
-    if one and command.launcher != "python":
-        draft.set("nodes.processes_per_node", 1, origin)
-
-
-def _as_python(draft: Draft, origin: Origin) -> None:
-    """One process that sees what python would show it."""
-    kind = draft.get("program.kind")
-    alone = draft.get("strategy.kind") in (None, "single") and kind in (*ON_ACCELERATE, "torch")
-    if alone and draft.get("devices.select") is None and draft.get("devices.type") in (None, "cuda"):
-        draft.set("devices.select", "all", origin, _EVERY_CARD)
-
-
-def _as_group_of_one(draft: Draft) -> None:
-    """torchrun starts one process where no number is given, whatever cards there are."""
-    origin, cards, kind = argv_origin("torchrun"), draft.get("devices.select"), draft.get("program.kind")
-    if kind in (*ON_ACCELERATE, "torch") and draft.get("strategy.kind") is None:
-        draft.set("strategy.kind", "ddp", origin, _GROUP_OF_ONE if kind in ON_ACCELERATE else _PLACE_OF_ONE)
-    if draft.get("strategy.kind") not in (None, "single"):
-        draft.set("nodes.processes_per_node", 1, origin)
-    if isinstance(cards, list) and len(cards) > 1:
-        what = f"torchrun starts one process here, which sees {len(cards)} cards"
-        draft.remark(f"{what}: --nproc_per_node=gpu would start one for each (nodes.processes_per_node: auto).")
