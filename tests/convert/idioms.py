@@ -4,6 +4,15 @@ from __future__ import annotations
 
 IDIOMS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     'plain': ('torchrun --nproc_per_node 2 x.py --a 1', (), {}),
+    'quotes': ('python x.py "" \'\' a\\ b "a\\"b" \'$HERE\' \\$HERE cost=5$ "a\\\nb" {x} "{a,b}"', (), {}),
+    'split words': ('W="--a 1"; H="v of h"\npython x.py $W "$W" x$W ${H:-7} "$H $W"', (), {}),
+    'string parts': ('F=a/b/c.tar.gz\npython x.py ${F%%.*} ${F#*/} ${F/b/x} ${F:2:3} ${#F} ${F}b$F/d', (), {}),
+    'expr': ('python x.py $(expr 16 / 4 + 1) `expr 2 \\* 3` $(seq 2 4) -c x', (), {}),
+    'quoted heredoc': ('read -r -d "" CMD <<\'EOF\'\nx.py $HERE\nEOF\npython $CMD', (), {}),
+    'dollar quote codes': ("python x.py $'\\x41\\101\\u00e9\\U0001F600\\e\\cA' $'\\xc3\\xa9 ü' $'it\\'s \\q'", (), {}),
+    'brace back': ('python x.py x{3..1} a{b,c}d', (), {}),
+    'array as text': ('A=(bc "d e")\npython x.py $A ${A} ${#A} "${A[*]}"\nA=z\npython x.py $A "${A[@]}"', (), {}),
+    'own separator': ('L="a,b,c d"; A=(1 2)\nIFS=,\npython x.py $L "${A[*]}"\nIFS=- B=(p q)\npython x.py "${B[*]}"', (), {}),
     'default': ('N=${N:-8}\ntorchrun --nproc_per_node $N x.py', (), {}),
     'default set': ('N=${N:-8}\ntorchrun --nproc_per_node $N x.py', (), {'N': '4'}),
     'cond default': ('if [ ${F:-1} = 1 ]; then N=8; else N=1; fi\ntorchrun --nproc_per_node $N x.py', (), {}),

@@ -24,79 +24,11 @@ from trainkit.recipe.schema.launching import program_argv
 
 pytestmark = pytest.mark.cli  # Bash reads the scripts
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
-# Each with the words that Bash hands to the program.
-TEXTS: dict[str, list[str]] = {
-    "python train.py --a 1": ["python", "train.py", "--a", "1"],
-    "\n# a comment\npython train.py \\\n  --a 'x  y' \\\n  --b=\"$HERE\"/z\n": [
-        "python", "train.py", "--a", "x  y", "--b=value of here/z",
-    ],
-    "python train.py \"\" '' a\\ b \"a\\\"b\" '$HERE' \\$HERE": [
-        "python", "train.py", "", "", "a b", 'a"b', "$HERE", "$HERE",
-    ],
-    "python train.py $WORDS \"$WORDS\" x$WORDS": ["python", "train.py", "--a", "1", "--a 1", "x--a", "1"],
-    "python train.py ${HERE:-7} cost=5$": ["python", "train.py", "value", "of", "here", "cost=5$"],
-    "CUDA_VISIBLE_DEVICES=0 python train.py --x '{\"a\": [1, 2]}'": [
-        "CUDA_VISIBLE_DEVICES=0", "python", "train.py", "--x", '{"a": [1, 2]}',
-    ],
-    "A=(--a 'x y' --b)\nA+=(--c)\npython train.py \"${A[@]}\" ${#A[@]} ${A[1]}": [
-        "python", "train.py", "--a", "x y", "--b", "--c", "4", "x", "y",
-    ],
-    "N=3\nif [ $N -gt 2 ] && [[ -n \"$HERE\" ]]; then M=big; elif true; then M=no; fi\npython train.py $M": [
-        "python", "train.py", "big",
-    ],
-    "F=a/b/c.tar.gz\npython train.py ${F##*/} ${F%%.*} ${F#*/} ${F%.gz} ${F/b/x} ${F:2:3} ${#F}": [
-        "python", "train.py", "c.tar.gz", "a/b/c", "b/c.tar.gz", "a/b/c.tar", "a/x/c.tar.gz", "b/c", "12",
-    ],
-    "N=8; M=3\npython train.py $((N * M / 2)) $((N % M + 1)) $(( (N - 2) * 2 ))": [
-        "python", "train.py", "12", "3", "12",
-    ],
-    "L='a,b,c'\npython train.py $(echo $L | tr ',' '\\n' | wc -l) $(basename x/y.py .py) `dirname x/y` $(seq 2 4)": [
-        "python", "train.py", "3", "y", "x", "2", "3", "4",
-    ],
-    "f() { python train.py --x $1 \"${@}\"; }\nf a 'b c'": ["python", "train.py", "--x", "a", "a", "b c"],
-    "python train.py $(expr 16 / 4 + 1) `expr 2 \\* 3` -c x": ["python", "train.py", "5", "6", "-c", "x"],
-    "case $HERE in v*) X=1;; *) X=2;; esac\npython train.py $X": ["python", "train.py", "1"],
-    "set -- --n 4\nwhile [ $# -gt 0 ]; do case $1 in --n) N=$2; shift 2;; esac; done\npython train.py $N": [
-        "python", "train.py", "4",
-    ],
-    "read -r -d '' CMD <<EOF\ntrain.py --a $((1+1)) \\\n  --b '\"x\"'\nEOF\npython $CMD": [
-        "python", "train.py", "--a", "2", "--b", "'\"x\"'",
-    ],
-    "read -r -d '' CMD <<'EOF'\ntrain.py $HERE\nEOF\npython $CMD": ["python", "train.py", "$HERE"],
-    "CMD=\"python train.py --a 'x y'\"\neval $CMD": ["python", "train.py", "--a", "x y"],
-    "bash -c \"python train.py --a '$HERE'\"": ["python", "train.py", "--a", "value of here"],
-    "python train.py $'a\\tb' \"$HERE $WORDS\" \"a\\\nb\" {x}": [
-        "python", "train.py", "a\tb", "value of here --a 1", "ab", "{x}",
-    ],
-    "python train.py $'\\x41\\101\\u00e9\\U0001F600\\e\\cA' $'\\xc3\\xa9 ü' $'it\\'s \\q'": [
-        "python", "train.py", "AAé\N{GRINNING FACE}\x1b\x01", "é ü", "it's \\q",
-    ],
-    "python train.py a{b,c}d {1..3} {x} \"{a,b}\" x{3..1}": [
-        "python", "train.py", "abd", "acd", "1", "2", "3", "{x}", "{a,b}", "x3", "x2", "x1",
-    ],
-    "A=1; C=2; X=${A}b$C/d\npython train.py ${A}b$C/d $X": ["python", "train.py", "1b2/d", "1b2/d"],
-    "A=(bc 'd e')\npython train.py $A ${A} ${#A} \"${A[*]}\"": ["python", "train.py", "bc", "bc", "2", "bc d e"],
-    "A=(x y)\nA=z\npython train.py $A \"${A[@]}\"": ["python", "train.py", "z", "z", "y"],
-    "L='a,b,c d'; A=(1 2)\nIFS=,\npython train.py $L \"${A[*]}\"": ["python", "train.py", "a", "b", "c d", "1,2"],
-    "IFS=- B=(p q)\npython train.py \"${B[*]}\" $HERE": ["python", "train.py", "p-q", "value of here"],
-    "[ -z \"$HERE\" ] && X=1 || X=2; [ \"$HERE\" = no ] || Y=3\npython train.py $X$Y": ["python", "train.py", "23"],
-}  # fmt: skip
-BEFORE = "HERE='value of here'\nWORDS='--a 1'\n"
 
 
 def shell(text: str, **more: object) -> ShellCommand:
     """What is read of a text."""
     return read_shell(Script(text, starts_program, **more))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_words_are_those_that_the_shell_makes(text: str) -> None:
-    found = shell(BEFORE + text)
-    assert found.words == TEXTS[text]
-    assert found.remarks == []
-    body = f"unset MISSING\n{BEFORE}python() {{ printf '%s\\n' python \"$@\"; }}\nexport -f python\n{text}"
-    done = subprocess.run(["bash", "-c", body], capture_output=True, text=True, timeout=20, check=True)
-    assert done.stdout.splitlines() == [word for word in TEXTS[text] if not word.startswith("CUDA_")]
 
 
 PIECES = [
@@ -109,7 +41,7 @@ MADE = st.lists(
     st.one_of(
         st.sampled_from(PIECES),
         QUOTED.map(lambda pieces: f'"{"".join(pieces)}"'),
-        st.text('a $`"\\*#é', max_size=3).map(lambda text: f"'{text}'"),
+        st.text('a $`"\\*#é{}()=~;|&<>!\t-', max_size=4).map(lambda text: f"'{text}'"),
     ),
     min_size=1,
     max_size=4,
@@ -127,15 +59,6 @@ def test_words_of_any_pieces_are_those_that_bash_makes(words: list[str]) -> None
     done = subprocess.run(["bash", "-c", body], capture_output=True, timeout=20, check=True, env=environ)
     # a variable that is not set is no word to Bash, and an empty one here
     assert [word for word in read if word] == [word for word in done.stdout.decode().split("\0") if word]
-
-
-WORDS = st.lists(st.text(st.sampled_from("ab '\"\\$x{}()#=~;|&<>!\t-é"), min_size=0, max_size=8), max_size=5)
-
-
-@given(WORDS)
-def test_quoted_words_come_through_as_they_are(words: list[str]) -> None:
-    quoted = ["'" + word.replace("'", "'\\''") + "'" for word in words]
-    assert shell(f"python train.py {' '.join(quoted)}").words == ["python", "train.py", *words]
 
 
 @pytest.mark.parametrize(

@@ -88,15 +88,11 @@ def exceptions(context: Context, name: str) -> dict[str, Partly]:
         found |= {"strategy.bucket_mb": Partly(context.zero, context.zero), **_of_accelerate(context)}
     else:
         found |= _of_hf(context)
-    return {**found, **_in_base(context, name)}
-
-
-def _in_base(context: Context, name: str) -> dict[str, Partly]:
-    """What an import leaves in the exported file, which a program of the user's own gets as its base."""
-    if not context.zero or context.recipe.program.kind == "builtin":
-        return {}
-    keys = {"deepspeed": {*_ZERO[1:], *OF_DEEPSPEED}, "accelerate": {*_ZERO[1:], "batch"}}
-    return dict.fromkeys(sorted(keys.get(name, STRATEGY_KEYS)), Partly())
+    if context.zero and recipe.program.kind != "builtin":
+        # An import leaves it in the exported file, which a program of the user's own gets as its base.
+        keys = {"deepspeed": {*_ZERO[1:], *OF_DEEPSPEED}, "accelerate": {*_ZERO[1:], "batch"}}
+        found |= dict.fromkeys(sorted(keys.get(name, STRATEGY_KEYS)), Partly())
+    return found
 
 
 def _of_hf(context: Context) -> dict[str, Partly]:
@@ -145,21 +141,16 @@ def _of_accelerate(context: Context) -> dict[str, Partly]:
 def carried(context: Context, name: str) -> frozenset[str]:
     """The settings that the format carries for this plan; each stands for all below it."""
     lost = {key for key, each in exceptions(context, name).items() if not each.comes_back}
-    absent = _absent(context, name)
-    return frozenset(key for key in CARRIED[name] if not lies_in(key, lost) and not key.startswith(absent))
-
-
-def _absent(context: Context, name: str) -> tuple[str, ...]:
-    """Beginnings of the keys that this plan's files do not have."""
+    program, absent = context.recipe.program.kind, tuple[str, ...]()  # beginnings of keys that the files do not have
     if name == "accelerate" and not context.zero:  # they are in DeepSpeed's file, beside accelerate's
-        return ("batch.", "train.max_grad_norm", "strategy.bucket_mb")
-    kind = context.recipe.program.kind
-    if name != "deepspeed":
-        return ()
-    makes = kind == "deepspeed" or (kind in _FILELESS and context.recipe.optimizer.name in TYPES.values())
-    if makes and has_schedule(context):
-        return ()
-    return ("schedule.", "train.steps") if makes else ("schedule.", "train.steps", "optimizer.", "logging.")
+        absent = ("batch.", "train.max_grad_norm", "strategy.bucket_mb")
+    elif name == "deepspeed":
+        own = program in _FILELESS and context.recipe.optimizer.name in TYPES.values()
+        makes = program == "deepspeed" or own
+        absent = () if makes else ("optimizer.", "logging.")
+        if not (makes and has_schedule(context)):
+            absent += ("schedule.", "train.steps")
+    return frozenset(key for key in CARRIED[name] if not lies_in(key, lost) and not key.startswith(absent))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What stands in words for what is known only when the program starts.
+"""A script rewritten so that Bash tells what it would start, and marks in its words for what is known only then.
 
 A variable is `START name END`, or `START name DEFAULT text END` where the script has something in its place; what a
 command would have printed is `START #number END`. Private letters of Unicode, which no script has.
@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,9 @@ _DEFAULTS, _FAILS, _INSTEAD = (":-", "-", ":=", "="), (":?", "?"), (":+", "+")
 _FOR_FILES = ("-nt", "-ot", "-ef")
 # Builtins to which a word that is empty, or open, is not the same as one that is not there.
 _COUNT = frozenset({"set", "shift", "break", "continue", "return", "exit", "getopts", "unset", "shopt"})
+_NO_FUNCTION = frozenset({"command", "builtin", "eval", "test", "[", "cd", "read"})
+_TAKEN = {**dict.fromkeys(("cd", "pushd", "popd"), "__cd"), **dict.fromkeys(("read", "mapfile", "readarray"), "__read")}
+_LEFT_OUT = ("xtrace", "verbose", "noexec", "restricted", "monitor", "history")  # options of `set`
 _NOT_READ = "`{}` is not read"
 
 
@@ -245,6 +248,9 @@ class _Walk:
     def closes(self, node: Node, text: str) -> None:
         self.closers.setdefault(_to(node), []).append(text)
 
+    def replaces(self, node: Node, text: str) -> None:
+        self.cuts[_at(node)] = _to(node), text
+
     def result(self) -> bytes:
         made, place = bytearray(), 0
         for stop in sorted({*self.openers, *self.closers, *self.cuts, len(self.source)}):
@@ -317,11 +323,57 @@ class _Walk:
         for each in _all(node, "Redirs"):
             self.redirection(each)
         if command := node.get("Cmd"):
-            _COMMANDS.get(command["Type"], _Walk.unknown)(self, command)
+            self.command(command)
         self.say, self.background = outer
 
-    def unknown(self, node: Node) -> None:
-        raise self.unread(node)
+    def command(self, node: Node) -> None:
+        match node["Type"]:
+            case "CallExpr":
+                self.call(node)
+            case "DeclClause":
+                for each in _all(node, "Args"):
+                    self.assignment(each)
+            case "Block" | "Subshell":
+                self.statements(node.get("Stmts"))
+            case "TimeClause":
+                self.statements([node["Stmt"]] if node.get("Stmt") else ())
+            case "IfClause":
+                branch: Node | None = node
+                while branch:
+                    self.statements(branch.get("Cond"), Say())
+                    self.statements(branch.get("Then"))
+                    branch = branch.get("Else")
+            case "WhileClause":
+                self.statements(node.get("Cond"), Say(int(not node.get("Until")), flips=False))
+                self.statements(node.get("Do"))
+            case "ForClause":
+                self.for_each(node)
+            case "CaseClause":
+                self.word(node["Word"], _DECIDES)
+                for item in _all(node, "Items"):
+                    for each in _all(item, "Patterns"):
+                        self.word(each, _DECIDES)
+                    self.statements(item.get("Stmts"))
+            case "BinaryCmd":
+                if node["Op"] in ("&&", "||"):
+                    self.statements([node["X"]], self.say or Say())
+                else:
+                    self.apart([node["X"]])
+                self.statement(node["Y"])
+            case "FuncDecl":
+                name = node["Name"]["Value"]
+                if name.startswith("__") or name in OWN or name in _NO_FUNCTION:
+                    raise self.unread(node["Name"], "a function of the name {} is not read")
+                outer, self.called = self.called, True
+                self.apart([node["Body"]])
+                self.called = outer
+            case "ArithmCmd" | "LetClause":
+                for each in [node["X"]] if node.get("X") else node["Exprs"]:
+                    self.arithmetic(each)
+            case "TestClause":
+                self.test(node)
+            case _:
+                raise self.unread(node)
 
     def redirection(self, node: Node) -> None:
         number, operator, word = (node.get("N") or {}).get("Value", ""), node["Op"], node.get("Word") or {}
@@ -367,7 +419,7 @@ class _Walk:
         site = self.site(node, command=True)
         if name == "eval" or (name in ("source", ".") and len(words) > 1):
             asked = "__again" if name == "eval" else "__source"
-            self.cuts[_at(first)] = _to(first), f'eval "$({asked} {site}'
+            self.replaces(first, f'eval "$({asked} {site}')
             self.closes(last, ')"')
         elif name in ("source", ".") or (name in ("mapfile", "readarray") and " -C" in self.text(node)):
             raise self.unread(node)
@@ -384,11 +436,7 @@ class _Walk:
                 if _literal(words[place + 1] if place + 1 < len(words) else None) in _LEFT_OUT:
                     self.cuts[_at(words[place + 1])] = _to(words[place + 1]), "braceexpand"
                 break
-            self.cuts[_at(each)] = _to(each), text[0] + (re.sub("[xvrnm]", "", text[1:]) or "B")
-
-    def declaration(self, node: Node) -> None:
-        for each in _all(node, "Args"):
-            self.assignment(each)
+            self.replaces(each, text[0] + (re.sub("[xvrnm]", "", text[1:]) or "B"))
 
     def assignment(self, node: Node) -> None:
         if not node.get("Name"):  # an option, or a word that makes assignments
@@ -398,7 +446,7 @@ class _Walk:
         name, value = node["Name"]["Value"], node.get("Value")
         self.rewriter.lines[name] = self.line_of(node)
         if name in self.rewriter.asked and not node.get("Naked"):
-            self.cuts[_at(node)] = _to(node), f"{name}={quoted(self.rewriter.asked[name])}"
+            self.replaces(node, f"{name}={quoted(self.rewriter.asked[name])}")
             return
         if name in RENAMED:
             self.opens(node["Name"], "__")
@@ -424,7 +472,7 @@ class _Walk:
         only = parts[0] if len(parts) == 1 and parts[0]["Type"] == "ParamExp" else None
         if only and _is_plain(only) and self.is_missing(only["Param"]["Value"]):  # it is open by the better name
             mark = "" if name in self.rewriter.known else opening(name)
-            self.cuts[_at(value)] = _to(value), f"${{{only['Param']['Value']}-{mark}}}"
+            self.replaces(value, f"${{{only['Param']['Value']}-{mark}}}")
             return
         kept = any(each.get("Type") == "CmdSubst" or self.differs(each) for each in _nodes(value))
         if kept and not node.get("Append") and not node.get("Index"):
@@ -433,16 +481,6 @@ class _Walk:
             self.closes(value, f'; __keep {self.site(node)} {name} "$__v" $?)')
         else:
             self.word(value, _WHOLE)
-
-    def condition(self, node: Node) -> None:
-        self.statements(node.get("Cond"), Say())
-        self.statements(node.get("Then"))
-        if node.get("Else"):
-            self.condition(node["Else"])
-
-    def loop(self, node: Node) -> None:
-        self.statements(node.get("Cond"), Say(int(not node.get("Until")), flips=False))
-        self.statements(node.get("Do"))
 
     def for_each(self, node: Node) -> None:
         loop = node["Loop"]
@@ -458,34 +496,6 @@ class _Walk:
             if loop.get(part):
                 self.arithmetic(loop[part])
         self.statements(node.get("Do"))
-
-    def case(self, node: Node) -> None:
-        self.word(node["Word"], _DECIDES)
-        for item in _all(node, "Items"):
-            for each in _all(item, "Patterns"):
-                self.word(each, _DECIDES)
-            self.statements(item.get("Stmts"))
-
-    def block(self, node: Node) -> None:
-        self.statements(node.get("Stmts"))
-
-    def binary(self, node: Node) -> None:
-        if node["Op"] in ("&&", "||"):
-            self.statements([node["X"]], self.say or Say())
-        else:
-            self.apart([node["X"]])
-        self.statement(node["Y"])
-
-    def function(self, node: Node) -> None:
-        name = node["Name"]["Value"]
-        if name.startswith("__") or name in OWN or name in ("command", "builtin", "eval", "test", "[", "cd", "read"):
-            raise self.unread(node["Name"], "a function of the name {} is not read")
-        outer, self.called = self.called, True
-        self.apart([node["Body"]])
-        self.called = outer
-
-    def timed(self, node: Node) -> None:
-        self.statements([node["Stmt"]] if node.get("Stmt") else ())
 
     # Tests and numbers
 
@@ -532,11 +542,6 @@ class _Walk:
             values = "".join(f"${{{name}-{mark}}}" for name, mark in zip(names, marks, strict=True))
             self.opens(node, f'$(__need {self.site(node)} "{values}")')
 
-    def numbers(self, node: Node) -> None:
-        """`(( ))`, and the expressions of `let`."""
-        for each in [node["X"]] if node.get("X") else node["Exprs"]:
-            self.arithmetic(each)
-
     # Words
 
     def word(self, node: Node, use: _Use = _WORD) -> None:
@@ -579,7 +584,7 @@ class _Walk:
 
     def only_when_running(self, node: Node) -> None:
         self.rewriter.opened.append((self.line_of(node), self.text(node)))
-        self.cuts[_at(node)] = _to(node), opening(f"#{len(self.rewriter.opened) - 1}")
+        self.replaces(node, opening(f"#{len(self.rewriter.opened) - 1}"))
 
     def is_missing(self, name: str) -> bool:
         """Whether it is an argument that the script was not given."""
@@ -593,7 +598,7 @@ class _Walk:
 
     def parameter(self, node: Node, use: _Use, *, alone: bool) -> None:
         """`$NAME`, and all that stands between `${` and `}`."""
-        name, start, end = node["Param"]["Value"], _at(node), _to(node)
+        name, operator = node["Param"]["Value"], (node.get("Exp") or {}).get("Op", "")
         self.rewriter.reads_status |= name in ("?", "PIPESTATUS")
         self.rewriter.uses_arguments |= name in ("@", "*", "#") and not self.called
         if self.differs(node):
@@ -601,51 +606,43 @@ class _Walk:
             return
         shown = f"__{name}" if name in RENAMED or name == "0" else name
         if shown != name:
-            at = node["Param"]
-            self.cuts[_at(at)] = _to(at), shown if not node.get("Short") else f"{{{shown}}}"
+            self.replaces(node["Param"], shown if not node.get("Short") else f"{{{shown}}}")
         if node.get("Names"):
             return
         opens, called = self.is_open(name), f"ARG{name}" if name.isdecimal() else name
         mark = opening(called) if self.rewriter.strict or name.isdecimal() else opening(called, "")
         value = "$*" if name in ("@", "*") else f"${{{shown}-{mark if opens else ''}}}"
-        need = "__need_length" if use.length else "__need"
         if index := node.get("Index"):
             if _literal(index) not in ("@", "*"):
                 self.arithmetic(index, index=True)
             value, opens = f"${{{shown}[*]-}}", False
+        need = f'$({"__need_length" if use.length else "__need"} {self.site(node)} "{value}")'
         if node.get("Excl") and name != "#" and not index:
             if not _is_plain({**node, "Excl": False}):
                 raise self.unread(node)
-            self.cuts[start] = end, f'$(__of {self.site(node)} "{value}")'
+            self.replaces(node, f'$(__of {self.site(node)} "{value}")')
         elif _is_plain(node) or (index and not use.decides):
             if use.decides and name not in ("#", "?", "-", "_"):
-                self.opens(node, f'$({need} {self.site(node)} "{value}")')
+                self.opens(node, need)
             elif opens:
                 bare = alone and not self.rewriter.strict and not name.isdecimal()
-                self.cuts[start] = end, f"${{{shown}-{START}{called}{BARE}{END}}}" if bare else value
+                self.replaces(node, f"${{{shown}-{START}{called}{BARE}{END}}}" if bare else value)
             elif index:
                 self.inside(node)
-        elif opens and not use.decides and (node.get("Exp") or {}).get("Op") in _DEFAULTS:
+        elif opens and not use.decides and operator in _DEFAULTS:
             self.default(node, shown, called, use)
-        else:
-            asked = f'$({need} {self.site(node)} "{value}")'
-            self.expansion(node, asked, value=value, shown=shown, called=called if opens else "", use=use)
-
-    def expansion(self, node: Node, need: str, *, value: str, shown: str, called: str, use: _Use) -> None:
-        """An operator between the braces. called: the name of what is open, if it is."""
-        operator = (node.get("Exp") or {}).get("Op", "")
-        if operator in _FAILS and called:
+        elif opens and operator in _FAILS:
             check = f'$(__void {self.site(node)} "${{{shown}-u}}")' if ":" in operator else ""
-            self.cuts[_at(node)] = _to(node), f"{check}${{{shown}-{opening(called)}}}"
-            return
-        if operator in _INSTEAD:
-            tested = value if ":" in operator else f"${{{shown}+}}{value if called else ''}"
-            self.opens(node, f'$(__need_length {self.site(node)} "{tested}")')
-        elif operator == "@" and self.text(node).endswith("@P}"):
-            raise self.unread(node)
-        elif (operator not in (*_DEFAULTS, *_FAILS) or use.decides) and not (node.get("Length") and value == "$*"):
-            self.opens(node, need)
-        self.inside(node)
+            self.replaces(node, f"{check}${{{shown}-{opening(called)}}}")
+        else:
+            if operator in _INSTEAD:
+                tested = value if ":" in operator else f"${{{shown}+}}{value if opens else ''}"
+                self.opens(node, f'$(__need_length {self.site(node)} "{tested}")')
+            elif operator == "@" and self.text(node).endswith("@P}"):
+                raise self.unread(node)
+            elif (operator not in (*_DEFAULTS, *_FAILS) or use.decides) and not (node.get("Length") and value == "$*"):
+                self.opens(node, need)
+            self.inside(node)
 
     def default(self, node: Node, shown: str, called: str, use: _Use) -> None:
         """`${NAME:-word}`: open, with the word where the environment has nothing."""
@@ -673,23 +670,3 @@ class _Walk:
         for each in (slice_.get("Offset"), slice_.get("Length")):
             if each:
                 self.arithmetic(each)
-
-
-_TAKEN = {**dict.fromkeys(("cd", "pushd", "popd"), "__cd"), **dict.fromkeys(("read", "mapfile", "readarray"), "__read")}
-_LEFT_OUT = ("xtrace", "verbose", "noexec", "restricted", "monitor", "history")
-_COMMANDS: Mapping[str, Callable[[_Walk, Node], None]] = {
-    "CallExpr": _Walk.call,
-    "DeclClause": _Walk.declaration,
-    "IfClause": _Walk.condition,
-    "WhileClause": _Walk.loop,
-    "ForClause": _Walk.for_each,
-    "CaseClause": _Walk.case,
-    "Block": _Walk.block,
-    "Subshell": _Walk.block,
-    "BinaryCmd": _Walk.binary,
-    "FuncDecl": _Walk.function,
-    "ArithmCmd": _Walk.numbers,
-    "LetClause": _Walk.numbers,
-    "TestClause": _Walk.test,
-    "TimeClause": _Walk.timed,
-}
