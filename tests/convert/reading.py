@@ -7,10 +7,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from tests.made_up_recipes import MemoryFiles
 from trainkit.convert.importing import check_import, import_words
+from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.recipe.flags import resolve
 from trainkit.recipe.resolved import Request, Resolved
+from trainkit.recipe.schema.launching import program_argv
 from trainkit.tools.base.draft import ImportContext
 
 HERE = "/here"
@@ -26,6 +30,20 @@ def context(files: Mapping[str, Any]) -> ImportContext:
 def imported(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> str:
     """The recipe's text for a command or a file name."""
     return checked(shlex.split(line), context(files or {}), f"{HERE}/recipe.yaml", **more)
+
+
+def script(text: str, files: Mapping[str, Any] | None = None, **more: Any) -> str:
+    """The recipe's text for a shell script."""
+    return imported("go.sh", {"go.sh": text, **(files or {})}, **more)
+
+
+def refusal(line: str, files: Mapping[str, Any] | None = None, **more: Any) -> Diagnostic:
+    """The one error for which an import is refused; it has a next step."""
+    with pytest.raises((UsageError, RecipeError)) as caught:
+        imported(line, files, **more)
+    (found,) = caught.value.diagnostics
+    assert found.hint
+    return found
 
 
 def checked(words: Sequence[str], there: ImportContext, target: str, **more: Any) -> str:
@@ -50,12 +68,12 @@ def read(
 def settings(text: str, files: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the text sets, by key; words of the program under program.args as they are."""
     resolved = read(text, files)
-    return {key: resolved_value(resolved, key) for key in resolved.history if key not in ("version", "name")}
+    return {key: resolved.history[key][-1].value for key in resolved.history if key not in ("version", "name")}
 
 
-def resolved_value(resolved: Resolved, key: str) -> Any:
-    """The value that won."""
-    return resolved.history[key][-1].value
+def argv(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """The words of the text's program."""
+    return program_argv(read(text, environ=environ).recipe.program.args)
 
 
 def comments(text: str) -> str:

@@ -320,7 +320,7 @@ def test_a_script_that_holds_one_command_is_read_and_another_is_refused() -> Non
     files = {"go.sh": "#!/bin/sh\nset -eu\n# train\nCUDA_VISIBLE_DEVICES=1 python \\\n  train.py --lr 1\n"}
     assert settings(imported("go.sh", files))["devices.select"] == [1]
     with pytest.raises(UsageError):
-        imported("go.sh", {"go.sh": "python prepare.py\npython train.py\n"})
+        script("python prepare.py\npython train.py\n")
 
 
 def test_a_secret_is_never_written_down() -> None:

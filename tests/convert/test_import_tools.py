@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.convert.reading import comments, imported, read, settings
+from tests.convert.reading import comments, imported, settings
 from trainkit.convert.command import starts_program
 from trainkit.errors import UsageError
 from trainkit.recipe.schema.launching import program_argv
@@ -18,7 +18,7 @@ TORCHRUN = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_A
 
 def argv(text: str) -> list[str]:
     """The words of the program."""
-    return program_argv(read(text).recipe.program.args)
+    return argv(text)
 
 
 def test_llamafactory_is_started_on_every_card_with_its_file_and_overrides_untouched() -> None:
