@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.convert.reading import HERE, checked, comments, context, imported, read, settings
-from trainkit.errors import RecipeError, UsageError
+from tests.convert.reading import HERE, argv, checked, comments, context, imported, read, refusal, settings
+from trainkit.errors import RecipeError
 from trainkit.recipe.schema.launching import program_argv
 
 GLUE = "run_glue.py --model_name_or_path bert-base-cased --task_name mrpc --do_train --do_eval --max_seq_length 128"
@@ -68,6 +68,10 @@ LINES: dict[str, dict[str, Any]] = {
         "program.kind": "torch", "program.module": "pkg.train", "program.args": ["a", "-b", "--c=d", "--", "--e"],
         "devices.select": "all",
     },
+    f"torchrun --nproc_per_node 2 {GLUE} --fsdp --bf16": {
+        **OWN, "strategy.kind": "fsdp", "precision.dtype": "bf16", "nodes.processes_per_node": 2,
+        "launcher.kind": "torchrun",
+    },
     f"torchrun --nproc_per_node 2 {GLUE} --fsdp 'shard_grad_op' --fsdp_config fsdp.json": {
         **OWN, **FSDP, "strategy.sharding": "shard_grad_op", "strategy.auto_wrap": "size",
         "strategy.min_params": 2000, "strategy.offload": True, "nodes.processes_per_node": 2,
@@ -102,9 +106,7 @@ def test_a_line_becomes_a_recipe_that_says_the_same(line: str) -> None:
 
 def test_words_without_a_recipe_key_stay_in_their_order_and_exact() -> None:
     words = ["--a", "$HOME ü", "--b=1.10", "-c", "true", "", "--a", "2"]
-    line = "torchrun train.py --a '$HOME ü' --b=1.10 -c true '' --a 2"
-    args = read(imported(line)).recipe.program.args
-    assert program_argv(args) == words
+    assert argv(imported("torchrun train.py --a '$HOME ü' --b=1.10 -c true '' --a 2")) == words
 
 
 # Commands of the same sort, where a second look is wanted: some of the settings, or none of the key (None).
@@ -165,6 +167,7 @@ DETAILS: dict[str, dict[str, Any]] = {
     },
     "python main.py --no-cuda --epochs 3": {"program.kind": "torch", "program.args": ["--no-cuda", "--epochs", "3"]},
     "python main.py --optim sgd --gradient_checkpointing": {"program.kind": "torch", "optimizer.name": None},
+    "torchrun train.py '$$HOME'": {"program.args": ["$HOME"]},  # which torchrun would take for a macro of its own
     "CUDA_VISIBLE_DEVICES=-1 python train.py": {"devices.select": "none"},
     "CUDA_VISIBLE_DEVICES=2,-1,1 python train.py": {"devices.select": [2]},
     "ACCELERATE_MIXED_PRECISION=bf16 torchrun --nproc_per_node 2 own.py": {"precision.dtype": "bf16"},
@@ -246,6 +249,11 @@ def test_a_line_says_these_settings_and_not_others(line: str) -> None:
         ("CUDA_VISIBLE_DEVICES=2,0 deepspeed train.py", "deepspeed sorts the cards: rank 0 is on card 0"),
         ("torchrun --no_python train.py", "started without Python"),
         ("python -O train.py", "python -O is not taken over"),
+        ("srun -n 1 python train.py", "`srun -n 1` in front is not taken over"),
+        *(
+            (f"{word} train.py", f"{word} is not taken over: trainkit's own interpreter starts the ranks")
+            for word in ("/opt/x/bin/python", ".venv/bin/python", ".venv/bin/torchrun")
+        ),
     ],
 )
 def test_what_the_tool_ignores_or_misreads_is_a_comment(line: str, said: str) -> None:
@@ -262,15 +270,6 @@ def test_the_local_rank_is_spelled_as_the_installed_torch_spells_it() -> None:
     assert words[-3:] == [f"{asked}=${{local_rank}}", "--x", "1"]
 
 
-def test_a_bare_switch_of_fsdp_leaves_the_rest_to_its_defaults() -> None:
-    found = settings(imported(f"torchrun --nproc_per_node 2 {GLUE} --fsdp --bf16"))
-    assert {key: each for key, each in found.items() if key.startswith("strategy.")} == {"strategy.kind": "fsdp"}
-
-
-def test_a_dollar_sign_that_torchrun_would_take_for_its_macro_is_one_again() -> None:
-    assert read(imported("torchrun train.py '$$HOME'")).recipe.program.args == ["$HOME"]
-
-
 def test_a_line_without_the_shells_signs_needs_no_shell() -> None:
     for line in (
         "torchrun --nproc_per_node 2 train.py --lr 1",
@@ -278,21 +277,6 @@ def test_a_line_without_the_shells_signs_needs_no_shell() -> None:
     ):
         found = read(checked([line], context({}), f"{HERE}/recipe.yaml")).recipe
         assert (found.nodes.processes_per_node, found.program.args) == (2, {"lr": "1"})
-
-
-def test_tasks_whose_nodes_only_the_allocation_knows_are_refused() -> None:
-    for line in ("srun -n 16 python train.py", "srun --ntasks-per-node=4 python train.py", "srun -N 2 python train.py"):
-        with pytest.raises(UsageError, match="starts python several times, on nodes that only the allocation knows"):
-            imported(line)
-    assert "`srun -n 1` in front is not taken over" in comments(imported("srun -n 1 python train.py"))
-
-
-def test_another_interpreter_is_named() -> None:
-    for word in ("/opt/x/bin/python", ".venv/bin/python", ".venv/bin/torchrun"):
-        said = f"{word} is not taken over: trainkit's own interpreter starts the ranks"
-        assert said in comments(imported(f"{word} train.py"))
-    with pytest.raises(UsageError, match="python2 is Python 2"):
-        imported("python2 train.py")
 
 
 @pytest.mark.parametrize(
@@ -315,14 +299,6 @@ def test_an_order_of_cards_counts_for_a_list_exported_or_in_front(line: str) -> 
             assert "gives way" not in comments(text)
 
 
-@pytest.mark.cli
-def test_a_script_that_holds_one_command_is_read_and_another_is_refused() -> None:
-    files = {"go.sh": "#!/bin/sh\nset -eu\n# train\nCUDA_VISIBLE_DEVICES=1 python \\\n  train.py --lr 1\n"}
-    assert settings(imported("go.sh", files))["devices.select"] == [1]
-    with pytest.raises(UsageError):
-        script("python prepare.py\npython train.py\n")
-
-
 def test_a_secret_is_never_written_down() -> None:
     text = imported("HF_TOKEN=abc123 torchrun train.py --x 1")
     assert "abc123" not in text
@@ -336,8 +312,7 @@ def test_a_secret_is_never_written_down() -> None:
 def test_what_only_sounds_like_a_secret_is_taken_over() -> None:
     words = ["--append_concat_token", "False", "--num_keys", "3", "--use_auth_token", "True", "--token_type_key", "x",
              "--sort_by_key", "end_date"]  # fmt: skip
-    args = read(imported(f"torchrun train.py {' '.join(words)}")).recipe.program.args
-    assert program_argv(args) == words
+    assert argv(imported(f"torchrun train.py {' '.join(words)}")) == words
 
 
 def test_a_name_that_the_user_knows_to_be_harmless_is_taken_over_and_stays_so() -> None:
@@ -364,26 +339,35 @@ def test_a_name_that_the_user_knows_to_be_harmless_is_taken_over_and_stays_so() 
     ],
 )
 def test_what_cannot_be_taken_over_is_an_error_with_a_next_step(line: str, what: str, hint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        imported(line)
-    (found,) = caught.value.diagnostics
+    found = refusal(line)
     assert what in found.what
     assert hint in found.hint
     assert found.origin
     assert found.origin.source in line.replace("'", "")
 
 
-@pytest.mark.parametrize("line", ["mpirun -n 2 python train.py", "torchrun", "''"])
-def test_a_line_without_a_known_launcher_or_program_is_wrong_usage(line: str) -> None:
-    with pytest.raises(UsageError):
-        imported(line)
+TASKS = "starts python several times, on nodes that only the allocation knows"
 
 
-@pytest.mark.parametrize(("command", "hint"), [("config", "trainkit config"), ("test", "add launch")])
-def test_a_command_of_accelerate_that_starts_no_program_points_to_what_does_its_work(command: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        imported(f"accelerate {command}")
-    assert hint in caught.value.diagnostics[0].hint
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        ("mpirun -n 2 python train.py", "mpirun is neither a file nor a launcher", "torchrun"),
+        ("torchrun", "the command names no program", "add the script"),
+        ("''", "an empty word is neither a file nor a launcher", "torchrun"),
+        ("python2 train.py", "python2 is Python 2", "Python 3"),
+        ("accelerate config", "accelerate starts programs with", "trainkit config"),
+        ("accelerate test", "accelerate starts programs with", "add launch"),
+        ("srun -n 16 python train.py", TASKS, "#SBATCH"),
+        ("srun --ntasks-per-node=4 python train.py", TASKS, "#SBATCH"),
+        ("srun -N 2 python train.py", TASKS, "#SBATCH"),
+    ],
+)
+def test_a_line_without_a_known_launcher_or_program_is_wrong_usage(line: str, what: str, hint: str) -> None:
+    found = refusal(line)
+    assert what in found.what
+    assert hint in found.hint
+    assert found.origin is None
 
 
 @pytest.mark.parametrize(("said", "device"), [("use_cpu: true\n", "cpu"), ("use_cpu: false\n", None)])
@@ -392,3 +376,74 @@ def test_the_cpu_that_a_scripts_own_file_asks_for_is_the_plans(said: str, device
     found = settings(imported(f"python {GLUE} --config sft.yaml", files), files)
     assert found.get("devices.type") == device
     assert found.get("program.args.config") == "sft.yaml"
+
+
+# What other tools say of TPUs
+
+SPMD = {"xla": True, "xla_fsdp_v2": True, "xla_fsdp_grad_ckpt": True, "transformer_layer_cls_to_wrap": ["Block"]}
+TPU_FILE = (
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}\ndowncast_bf16: 'yes'\nmain_training_function: main\n"
+    "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\ntpu_name: mine\ntpu_use_cluster: false\nuse_cpu: false\n"
+)
+
+
+def test_a_command_line_of_trainer_on_a_tpu_is_one_process_there() -> None:
+    line = "PJRT_DEVICE=TPU XLA_USE_SPMD=1 XLA_USE_BF16=1 python train.py --do_train --fsdp full_shard --fsdp_config f"
+    text = imported(line, {"f": SPMD})
+    found = settings(text, {"f": SPMD})
+    wanted = {
+        "devices.type": "xla",
+        "strategy.kind": "fsdp",
+        "strategy.version": 2,
+        "strategy.auto_wrap": "transformer",
+        "strategy.wrap_classes": ["Block"],
+        "efficiency.gradient_checkpointing.every": True,
+        "env.XLA_USE_BF16": "1",
+    }
+    assert {key: found.get(key) for key in wanted} == wanted
+    assert "env.XLA_USE_SPMD" not in found
+    assert "XLA_USE_SPMD is not taken over" in comments(text)
+    assert "one for each GPU" not in comments(text)
+
+
+def test_a_word_for_yes_is_yes_to_trainer_and_one_for_no_is_refused_which_would_be_yes_too() -> None:
+    line = "python train.py --do_train --fsdp full_shard --fsdp_config f"
+    worded = SPMD | {"xla": "True", "xla_fsdp_v2": "on", "xla_fsdp_grad_ckpt": 1}
+    assert settings(imported(line, {"f": worded}), {"f": worded}) == settings(imported(line, {"f": SPMD}), {"f": SPMD})
+    for name in ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"):
+        with pytest.raises(RecipeError, match=f"{name}: 'False' cannot be taken over"):
+            imported(line, {"f": SPMD | {name: "False"}})
+
+
+@pytest.mark.parametrize("kind", ["XLA", "TPU"])
+def test_a_config_of_accelerate_for_a_tpu_is_one_chip_and_says_what_it_leaves(kind: str) -> None:
+    files = {"a.yaml": TPU_FILE.format(kind=kind)}
+    with pytest.raises(RecipeError, match="xla"):  # which the built-in trainer does not run on
+        imported("a.yaml", files)
+    text = imported("a.yaml", files, program=("train.py",), kind="accelerate")
+    found, said = settings(text), comments(text)
+    assert (found["devices.type"], found["precision.dtype"]) == ("xla", "bf16")
+    assert not {"nodes.processes_per_node", "launcher.kind", "strategy.kind"} & found.keys()
+    assert "once for each chip" in said
+    assert f"num_processes 8 does nothing under distributed_type {kind}" in said
+    assert "downcast_bf16 yes in the file is never applied" in said
+    assert "tpu_name mine is not taken over: it is for pods" in said
+
+
+def test_flags_for_a_tpu_leave_the_launcher_to_the_plan() -> None:
+    text = imported("accelerate launch --tpu --mixed_precision bf16 --downcast_bf16 --vm one train.py --x 1")
+    found = settings(text)
+    assert (found["program.kind"], found["devices.type"]) == ("accelerate", "xla")
+    assert found["env.ACCELERATE_DOWNCAST_BF16"] == "true"
+    assert "launcher.kind" not in found
+    assert "vm one is not taken over" in comments(text)
+
+
+def test_another_runtime_of_torch_xla_is_kept() -> None:
+    found = settings(imported("PJRT_DEVICE=CPU python train.py"))
+    assert (found["devices.type"], found["env.PJRT_DEVICE"]) == ("xla", "CPU")
+
+
+def test_a_script_that_starts_another_for_each_chip_is_an_error() -> None:
+    found = refusal("python xla_spawn.py --num_cores 8 train.py --do_train", {"xla_spawn.py": ""})
+    assert "xla_spawn.py" in found.what and "python SCRIPT" in found.hint

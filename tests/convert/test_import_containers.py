@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.convert.reading import comments, imported, settings
-from trainkit.errors import RecipeError, UsageError
+from tests.convert.reading import comments, imported, refusal, script, settings
 
 DOCKER = "docker run --rm -it --gpus all --ipc=host"
 LINES: dict[str, dict[str, Any]] = {
@@ -65,28 +64,21 @@ def test_a_container_s_command_becomes_the_section_and_the_rest_is_read_as_ever(
     ],
 )
 def test_what_cannot_be_taken_over_is_refused_by_name(words: str, said: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        imported(f"docker run {words} team/pytorch:2 python train.py")
-    assert [each.what for each in caught.value.diagnostics] == [said]
-
-
-def test_a_container_without_a_command_is_refused() -> None:
-    with pytest.raises(RecipeError, match="names no command"):
-        imported("docker run --rm team/pytorch:2")
+    assert refusal(f"docker run {words} team/pytorch:2 python train.py").what == said
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("docker run --rm team/pytorch:2", "docker run names no command to run in the image"),
         ("docker exec box python train.py", "docker exec does not start a program in an image as `docker run` does"),
-        ("apptainer run x.sif python train.py", "apptainer run does not start .* as `apptainer exec` does"),
+        ("apptainer run x.sif python x.py", "apptainer run does not start a program in an image as `apptainer exec`"),
         ("docker", "docker does not start a program"),
         ("docker run i bash -c 'python train.py'", "the container starts bash, and trainkit the program itself"),
     ],
 )
 def test_what_starts_no_program_in_an_image_is_named(line: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        imported(line)
+    assert said in refusal(line).what
 
 
 def test_letters_without_a_value_may_be_joined_with_one_that_has_one() -> None:
@@ -97,14 +89,8 @@ def test_letters_without_a_value_may_be_joined_with_one_that_has_one() -> None:
 
 
 def test_what_trainkit_does_itself_is_said() -> None:
-    text = imported("A=1 docker run -d --name mine --network bridge team/pytorch:2 python train.py")
-    said = comments(text)
-    for each in (
-        "-d is not taken over",
-        "--name mine is not taken over",
-        "--network bridge is not",
-        "A in front is not",
-    ):
+    said = comments(imported("A=1 docker run -d --name mine --network bridge team/pytorch:2 python train.py"))
+    for each in ("-d is not taken", "--name mine is not taken", "--network bridge is not", "A in front is not"):
         assert each in said
 
 
@@ -117,7 +103,6 @@ def test_a_secret_given_by_value_is_taken_by_name() -> None:
 @pytest.mark.cli
 def test_a_script_with_a_container_is_read_like_the_command() -> None:
     line = "docker run --rm --gpus all \\\n  -v $PWD:/w -w /w $IMAGE torchrun --nproc_per_node=2 train.py"
-    script = f"IMAGE=team/pytorch:2\n{line}\n"
-    found = settings(imported("run.sh", {"run.sh": script}))
+    found = settings(script(f"IMAGE=team/pytorch:2\n{line}\n"))
     assert found["container.image"] == "team/pytorch:2"
     assert found["container.mounts"] == ["/here:/w"]

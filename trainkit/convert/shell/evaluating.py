@@ -32,8 +32,8 @@ from trainkit.convert.shell.rewriting import (
     END,
     RENAMED,
     START,
+    ExitCode,
     Rewriter,
-    Say,
     Site,
     UnreadError,
     is_never_empty,
@@ -130,7 +130,7 @@ class Step:
 class Found:
     """steps: in their order. text: what it was made of. known: variables of the caller's that decide something.
 
-    uncertain: sites of commands whose exit code has a say.
+    uncertain: sites of commands on whose exit code something depends.
     """
 
     text: Rewriter
@@ -180,7 +180,7 @@ def evaluate(script: Script) -> Found:
         usual = {each.what for each in found.started}
         for site in sorted(found.uncertain):  # nothing else may start where a command fails that was not run
             at = rewriter.sites[site]
-            if at.say and not at.say.flips:  # it may never end
+            if at.exit_code and not at.exit_code.flips:  # it may never end
                 continue
             what = f"what it starts depends on how `{at.text[:80]}` ends"
             again = Rewriter({*known}, script.asked, len(script.given), strict=strict)
@@ -483,9 +483,9 @@ class _Bash:
 
     def unknown(self, at: Site, *, prints: bool = True, certain: bool = False) -> Answer:
         """What a command that is not run would have answered. certain: that it succeeds."""
-        if not certain and (at.say or self.rewriter.reads_status):
+        if not certain and (at.exit_code or self.rewriter.reads_status):
             self.found.uncertain.add(at.number)
-        status = int(not certain and (at.say or Say()).status != int(at.number == self.failing))
+        status = int(not certain and (at.exit_code or ExitCode()).status != int(at.number == self.failing))
         if not prints:
             return status, ""
         if at.number not in self.printed:
@@ -567,13 +567,13 @@ class _Bash:
         """What a command that is not run may change: whatever it names, if nothing else is known of it."""
         name, named = posixpath.basename(words[0]), [each for each in words[1:] if not each.startswith("-")]
 
-        def those_without(check: Callable[[Path], bool]) -> list[str]:
-            return [each for each in named if each and not _is(check, posixpath.join(folder, each))]
+        def those_without(check: Callable[[str], bool]) -> list[str]:
+            return [each for each in named if each and not check(posixpath.join(folder, each))]
 
         if name == "mkdir":
-            self.change(at, folder, those_without(Path.is_dir), below=False)
+            self.change(at, folder, those_without(os.path.isdir), below=False)
         elif name == "touch":
-            self.change(at, folder, those_without(Path.exists), below=False)
+            self.change(at, folder, those_without(os.path.exists), below=False)
         elif name in _COPIERS and not any(each.startswith("-t") for each in words):
             self.change(at, folder, named[-1:])
         elif name in _WRITERS:
@@ -582,7 +582,7 @@ class _Bash:
             named = named[1:] if name in ("bash", "sh") else named
             named += [each.partition("=")[2] for each in words[1:] if each.startswith("-") and "=" in each]
             named += [posixpath.basename(each).removesuffix(".git") for each in named if ":" in each]
-            self.change(at, folder, those_without(Path.is_file))
+            self.change(at, folder, those_without(os.path.isfile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,13 +593,6 @@ class _Change:
     pattern: str
     below: bool
     text: str
-
-
-def _is(check: Callable[[Path], bool], path: str) -> bool:
-    """Of a path that may be too long to be one."""
-    with contextlib.suppress(OSError, ValueError):
-        return check(Path(path))
-    return False
 
 
 def _can_make(folder: str, words: Sequence[str]) -> bool:

@@ -88,8 +88,11 @@ class UnreadError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """What the exit code of a command that is not run has a say in. status: as if; flips: whether it ends otherwise."""
+class ExitCode:
+    """How the exit code of a command that is not run is used, where something depends on it.
+
+    status: with which it is taken to end; flips: whether it is also tried with the other one.
+    """
 
     status: int = 0
     flips: bool = True
@@ -102,7 +105,7 @@ class Site:
     number: int
     line: int
     text: str
-    say: Say | None = None
+    exit_code: ExitCode | None = None
     background: bool = False
     within: str = ""
 
@@ -238,7 +241,7 @@ class _Walk:
         self.closers: dict[int, list[str]] = {}
         self.cuts: dict[int, tuple[int, str]] = {}
         self.called = called
-        self.say: Say | None = None
+        self.exit_code: ExitCode | None = None
         self.background = False
         self.within = ""
 
@@ -270,9 +273,9 @@ class _Walk:
 
     def site(self, node: Node, *, command: bool = False) -> int:
         shown = " ".join(self.text(node).split())
-        say = self.say if command else None
+        code = self.exit_code if command else None
         sites, back = self.rewriter.sites, command and self.background
-        sites.append(Site(len(sites), self.line_of(node), shown, say, back, self.within))
+        sites.append(Site(len(sites), self.line_of(node), shown, code, back, self.within))
         return sites[-1].number
 
     def unread(self, node: Node, what: str = _NOT_READ) -> UnreadError:
@@ -295,25 +298,25 @@ class _Walk:
 
     # Statements
 
-    def statements(self, nodes: Sequence[Node] | None, say: Say | None = None) -> None:
-        outer = self.say
-        self.say = say or outer
+    def statements(self, nodes: Sequence[Node] | None, code: ExitCode | None = None) -> None:
+        outer = self.exit_code
+        self.exit_code = code or outer
         for node in nodes or ():
             self.statement(node)
-        self.say = outer
+        self.exit_code = outer
 
     def apart(self, nodes: Sequence[Node] | None, within: str = "") -> None:
         """Statements whose exit codes decide nothing of what is around them."""
-        outer, self.say, self.within = (self.say, self.within), None, self.within or within
+        outer, self.exit_code, self.within = (self.exit_code, self.within), None, self.within or within
         for node in nodes or ():
             self.statement(node)
-        self.say, self.within = outer
+        self.exit_code, self.within = outer
 
     def statement(self, node: Node) -> None:
-        outer = self.say, self.background
+        outer = self.exit_code, self.background
         self.background |= bool(node.get("Background"))
-        if node.get("Negated") and self.say and not self.say.flips:
-            self.say = Say(1 - self.say.status, flips=False)
+        if node.get("Negated") and self.exit_code and not self.exit_code.flips:
+            self.exit_code = ExitCode(1 - self.exit_code.status, flips=False)
         if node.get("Coprocess"):
             raise self.unread(node)
         if node.get("Background"):  # in a shell of its own, and one after the other: the order is as it is written
@@ -324,7 +327,7 @@ class _Walk:
             self.redirection(each)
         if command := node.get("Cmd"):
             self.command(command)
-        self.say, self.background = outer
+        self.exit_code, self.background = outer
 
     def command(self, node: Node) -> None:
         match node["Type"]:
@@ -340,11 +343,11 @@ class _Walk:
             case "IfClause":
                 branch: Node | None = node
                 while branch:
-                    self.statements(branch.get("Cond"), Say())
+                    self.statements(branch.get("Cond"), ExitCode())
                     self.statements(branch.get("Then"))
                     branch = branch.get("Else")
             case "WhileClause":
-                self.statements(node.get("Cond"), Say(int(not node.get("Until")), flips=False))
+                self.statements(node.get("Cond"), ExitCode(int(not node.get("Until")), flips=False))
                 self.statements(node.get("Do"))
             case "ForClause":
                 self.for_each(node)
@@ -356,7 +359,7 @@ class _Walk:
                     self.statements(item.get("Stmts"))
             case "BinaryCmd":
                 if node["Op"] in ("&&", "||"):
-                    self.statements([node["X"]], self.say or Say())
+                    self.statements([node["X"]], self.exit_code or ExitCode())
                 else:
                     self.apart([node["X"]])
                 self.statement(node["Y"])
