@@ -15,7 +15,7 @@ FULL = {"full.yaml": "stage: sft\ndeepspeed: ds_z3.json\nlearning_rate: 1.0e-5\n
 TORCHRUN = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
 
 
-def test_llamafactory_is_started_on_every_card_with_its_file_and_overrides_untouched() -> None:
+def test_llamafactory_is_started_on_every_gpu_with_its_file_and_overrides_untouched() -> None:
     text = imported("llamafactory-cli train lora.yaml learning_rate=1e-5", FULL)
     found = settings(text)
     assert (found["program.module"], found["launcher.kind"]) == ("llamafactory.launcher", "torchrun")
@@ -31,7 +31,7 @@ def test_llamafactory_reads_its_variables_for_nodes_and_processes() -> None:
     assert not {key for key in found if key.startswith("env.")}
 
 
-def test_llamafactory_on_one_card_is_one_process_unless_it_is_forced() -> None:
+def test_llamafactory_on_one_gpu_is_one_process_unless_it_is_forced() -> None:
     one = settings(imported("CUDA_VISIBLE_DEVICES=2 llamafactory-cli train lora.yaml", FULL))
     assert (one.get("launcher.kind"), one["devices.select"]) == (None, [2])  # one process is started by python
     forced = settings(imported("CUDA_VISIBLE_DEVICES=2 FORCE_TORCHRUN=1 llamafactory-cli train lora.yaml", FULL))

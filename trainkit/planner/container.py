@@ -40,7 +40,7 @@ def seen_inside(recipe: Recipe, facts: Facts) -> Facts:
 
 
 def check_container(resolved: Resolved) -> Iterator[Diagnostic]:
-    """Words and variables that would undo what the plan says."""
+    """Arguments and variables that would override the plan."""
     container = resolved.recipe.container
     if not isinstance(container, Image):
         return
