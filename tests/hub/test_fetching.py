@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -46,6 +45,8 @@ configs:
   - {split: test, path: data/test-*}
 ---
 """
+RUN = [sys.executable, "-m", "trainkit", "run", "recipe.yaml"]
+FETCH = [sys.executable, "-m", "trainkit.hub.fetch", "model.path", "model", "owner/small"]
 WEIGHTS, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
@@ -151,9 +152,8 @@ def test_what_was_fetched_needs_no_network_and_no_library(
     named: Trainkit, hub: Hub, model: Path, tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
     (named_model,) = json.loads(named("plan", "recipe.yaml", "--json").stdout)["repositories"]
-    fetch = [sys.executable, "-m", "trainkit.hub.fetch", "model.path", "model", "owner/small", named_model["commit"]]
     environ = {**clean_environment, **hub.environment}
-    subprocess.run(fetch, env=environ, timeout=60, check=True, stdout=subprocess.PIPE)
+    subprocess.run([*FETCH, named_model["commit"]], env=environ, timeout=60, check=True, stdout=subprocess.PIPE)
     hub.close()
     offline = named("run", "recipe.yaml", environ={"HF_HUB_OFFLINE": "1"})
     assert offline.returncode == 0, offline.stderr
@@ -242,7 +242,7 @@ def test_without_a_network_and_with_nothing_in_the_cache_nothing_starts(named: T
 
 def test_a_fetch_that_is_cut_off_goes_on_where_it_ended(named: Trainkit, hub: Hub, model: Path) -> None:
     size = (model / WEIGHTS).stat().st_size
-    hub.fail(f"*/{WEIGHTS}", cut_after=11 << 20)  # huggingface_hub writes ten at a time
+    hub.fail(f"*/{WEIGHTS}", cut_after=11 << 20)
     done = named("run", "recipe.yaml")
     assert done.returncode == 0, done.stderr
     assert hub.downloads("owner/small", WEIGHTS) > 1
@@ -261,11 +261,11 @@ def test_a_hub_that_fails_in_the_middle_ends_the_run_before_its_ranks(named: Tra
 FULL = """
 mount -t tmpfs -o size=60m tmpfs "$HF_HOME" || exit 77
 "$@" &
-until find "$HF_HOME" -name "*.incomplete" -size +1M | grep -q .; do sleep 0.05; done 2>/dev/null
+until find "$HF_HOME" -path "*/trainkit/*" -size +1M | grep -q .; do sleep 0.05; done 2>/dev/null
 cat /dev/zero > "$HF_HOME/fill" 2>/dev/null
 wait $!
 code=$?
-find "$HF_HOME" -name "*.incomplete"
+find "$HF_HOME" -path "*/trainkit/*"
 exit $code
 """
 
@@ -275,17 +275,11 @@ def test_a_disk_that_fills_up_meanwhile_ends_the_run_and_keeps_no_parts(
 ) -> None:
     hub.home.mkdir(exist_ok=True)
     hub.fail(f"*/{SECOND}", bytes_per_second=4 << 20, times=None)
-    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", sys.executable, "-m", "trainkit"]
-    environment = {**clean_environment, **hub.environment}
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", *RUN]
     done = subprocess.run(
-        [*words, "run", "recipe.yaml"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        words, cwd=tmp_path, env={**clean_environment, **hub.environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     if done.returncode == 77 or done.stderr.startswith("unshare: "):
         pytest.skip(f"this machine grants no mount namespaces: {done.stderr}")
     assert done.returncode == 4, done.stderr
@@ -293,50 +287,50 @@ def test_a_disk_that_fills_up_meanwhile_ends_the_run_and_keeps_no_parts(
     assert not done.stdout
 
 
-def test_a_file_with_another_checksum_is_not_kept(named: Trainkit, hub: Hub) -> None:
-    hub.fail(f"*/{SECOND}", corrupt=True)
+def test_a_file_with_another_checksum_is_fetched_again_and_not_kept(named: Trainkit, hub: Hub) -> None:
+    hub.fail(f"*/{SECOND}", corrupt=True, times=None)
     done = named("run", "recipe.yaml")
     assert done.returncode == 4, done.stderr
     assert f"owner/small: {SECOND} came with another checksum than the Hub has" in done.stderr
     assert not list(hub.home.rglob(SECOND))
+    hub.faults.clear()
     again = named("run", "recipe.yaml")
     assert again.returncode == 0, again.stderr
     assert hub.downloads("owner/small", WEIGHTS) == 1
 
 
 def test_a_fetch_that_was_killed_goes_on_where_it_was(
-    named: Trainkit, hub: Hub, model: Path, tmp_path: Path, clean_environment: dict[str, str]
+    named: Trainkit, hub: Hub, tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
-    chunk = 10_000_000  # bytes, about what huggingface_hub writes at once
     hub.fail(f"*/{SECOND}", bytes_per_second=4 << 20, times=None)
-    words = [sys.executable, "-m", "trainkit", "run", "recipe.yaml"]
     environment = {**clean_environment, **hub.environment, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: bool(list(hub.home.rglob(WEIGHTS))))
-        until(lambda: any(part.stat().st_size >= chunk for part in hub.home.rglob("*.incomplete")))
+    with subprocess.Popen(RUN, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        files = hub.repository("owner/small").branches["main"].files
+        until(lambda: bool(list(hub.home.rglob(f"blobs/{files[WEIGHTS].sha256}"))))
+        until(lambda: any(part.stat().st_size > 1 << 20 for part in hub.home.rglob(files[SECOND].sha256)))
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
     until(lambda: not fetching(hub.environment))
+    (size,) = (part.stat().st_size for part in hub.home.rglob(files[SECOND].sha256))
     hub.faults.clear()
-    (stored,) = hub.home.rglob("blobs")
-    (stored / "abc.0123.incomplete").write_bytes(b"of a fetch that was killed itself")
     again = named("run", "recipe.yaml")
     assert again.returncode == 0, again.stderr
     assert hub.downloads("owner/small", WEIGHTS) == 1
-    begins = [each.range for each in hub.contents("owner/small", SECOND)]
-    assert begins[0] is None
-    assert int(str(begins[1]).removeprefix("bytes=").removesuffix("-")) >= chunk
-    assert not list(hub.home.rglob("*.incomplete"))
+    assert [each.range for each in hub.contents("owner/small", SECOND)] == ["bytes=0-", f"bytes={size}-"]
+    assert not list(hub.home.glob("hub/*/trainkit"))
 
 
-def test_a_part_with_other_bytes_is_not_taken(named: Trainkit, hub: Hub, model: Path) -> None:
-    assert named("plan", "recipe.yaml").returncode == 0  # the cache has the repository's folder now
-    (stored,) = hub.home.rglob("blobs")
-    checksum = hashlib.sha256((model / SECOND).read_bytes()).hexdigest()
-    (stored / f"{checksum}.01234567.incomplete").write_bytes(bytes(1000))
-    done = named("run", "recipe.yaml")
-    assert done.returncode == 0, done.stderr
-    assert not list(hub.home.rglob("*.incomplete"))
+def test_a_fetch_that_is_ended_leaves_no_part_that_none_goes_on_with(
+    hub: Hub, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    commit = hub.add("owner/small", {"config.json": "{}", "model.safetensors": bytes(5_000_000)}).branches["main"].oid
+    hub.fail("*/model.safetensors", bytes_per_second=1 << 20, times=None)
+    blobs = hub.home / "hub/models--owner--small/blobs"
+    with subprocess.Popen([*FETCH, commit], env={**clean_environment, **hub.environment}) as process:
+        until(lambda: bool(hub.contents("owner/small", "model.safetensors")))
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [len(path.name) for path in blobs.iterdir()] == [40], "config.json alone"
 
 
 def test_two_runs_at_once_fetch_once(
@@ -344,9 +338,8 @@ def test_two_runs_at_once_fetch_once(
 ) -> None:
     size = (model / WEIGHTS).stat().st_size
     hub.fail("*", bytes_per_second=size // 2, times=None)
-    words = [sys.executable, "-m", "trainkit", "run", "recipe.yaml"]
     environment = {**clean_environment, **hub.environment, "OMP_NUM_THREADS": "1"}
-    both = [subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [subprocess.Popen(RUN, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert hub.sent("owner/small", WEIGHTS) == size

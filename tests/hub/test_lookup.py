@@ -1,9 +1,11 @@
-"""What is asked of the Hub while planning, and how each obstacle is told: the real library, the tests' own Hub."""
+"""What is asked of the Hub while planning, how each obstacle is told, and what goes on with a fetch that was killed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,32 +14,44 @@ import pytest
 
 from tests.hub_server.server import READER, Hub
 from trainkit.errors import RecipeError, UsageError
-from trainkit.hub.cache import Copy
-from trainkit.hub.fetch import fetch, finish_parts
-from trainkit.hub.lookup import Way, look_up
-from trainkit.hub.names import Named
+from trainkit.hub.cache import CachedRepo
+from trainkit.hub.fetch import PARTS, fetch, resume_partial_downloads
+from trainkit.hub.lookup import HubClient, look_up, set_http_timeout
+from trainkit.hub.names import RepoRef
 from trainkit.recipe.resolved import Resolved
 
 pytestmark = pytest.mark.torch
 constants = pytest.importorskip("huggingface_hub.constants")
 
 Layered = Callable[..., Resolved]
-MODEL = Named("model.path", "model", "owner/small")
+MODEL = RepoRef("model.path", "model", "owner/small")
 FILES: dict[str, bytes | str] = {"config.json": "{}", "model.safetensors": b"weights", "tokenizer.json": "{}"}
 INDEX = '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
 SHARDED: dict[str, bytes | str] = {"config.json": "{}", "model.safetensors.index.json": INDEX, "one.safetensors": b"1"}
+WEIGHTS = bytes(range(256)) * 100
 
 
 @pytest.fixture(autouse=True)
 def without_xet(monkeypatch: pytest.MonkeyPatch, clean_environment: dict[str, str]) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
     for name in os.environ.keys() - clean_environment.keys():
         monkeypatch.delenv(name)
 
 
-def looked_up(hub: Hub, named: Named = MODEL, **environ: str) -> Copy:
-    return look_up(named, Way.of({**os.environ, **hub.environment, **environ}))
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, seconds in (("lookup.PATIENCE", 0.4), ("fetch.SILENCE", 0.4), ("fetch.EVERY", 0.1), ("fetch.QUIET", 0.2)):
+        monkeypatch.setattr(f"trainkit.hub.{name}", seconds)
+    yield
+    set_http_timeout(60)
+
+
+def client_of(hub: Hub, **environ: str) -> HubClient:
+    return HubClient.of({**os.environ, **hub.environment, **environ})
+
+
+def looked_up(hub: Hub, ref: RepoRef = MODEL, **environ: str) -> CachedRepo:
+    return look_up(ref, client_of(hub, **environ))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +108,7 @@ def test_a_token_that_nobody_knows_is_said_to_be_one(hub: Hub) -> None:
 def test_who_is_offline_does_not_ask(variable: str, kind: Any, asks: bool, hub: Hub) -> None:
     hub.add("owner/small", {**FILES, "train.parquet": b"x"}, kind=kind)
     key = "model.path" if kind == "model" else "data.path"
-    found = looked_up(hub, Named(key, kind, "owner/small"), **{variable: "true"})
+    found = looked_up(hub, RepoRef(key, kind, "owner/small"), **{variable: "true"})
     assert bool(hub.requests) == asks
     assert asks or found.obstacle.endswith(f"the Hub cannot be asked: {variable} is set")
     assert asks or f"unset {variable}" in found.remedy
@@ -119,16 +133,11 @@ def test_a_name_that_stands_twice_is_of_one_commit_and_each_wrong_one_is_told(
     repository = hub.add("owner/small", FILES)
     model = {"model": {"kind": "hf", "path": "owner/small"}, "data": {"kind": "jsonl", "path": "r", "tokenizer": "t"}}
     (whole,) = on_hub(replace(layered(model), absent={"model.path": ("owner/small",)}))
-    fetched = Path(whole.folder, "model.safetensors")
-    fetched.write_bytes(b"weights")
-    (fetched.parents[2] / "trees").mkdir()
-    (fetched.parents[2] / "trees" / f"{whole.named.commit}.json").write_text(
-        '{"files": {"config.json": {"size": 2}, "model.safetensors": {"size": 7}, "tokenizer.json": {"size": 2}}}'
-    )
+    Path(whole.folder, "model.safetensors").write_bytes(b"weights")
     repository.change({"config.json": b'{"a": 1}'})
     model["data"]["tokenizer"] = "owner/small"
     both = replace(layered(model), absent=dict.fromkeys(("model.path", "data.tokenizer"), ("owner/small",)))
-    assert [each.named.commit for each in on_hub(both)] == [whole.named.commit] * 2
+    assert [each.ref.commit for each in on_hub(both)] == [whole.ref.commit] * 2
     del hub.repositories["model", "owner/small"]
     model["model"]["path"] = "owner/other"
     wrong = replace(layered(model), absent={"model.path": ("owner/other",), "data.tokenizer": ("owner/small",)})
@@ -137,48 +146,68 @@ def test_a_name_that_stands_twice_is_of_one_commit_and_each_wrong_one_is_told(
     assert [each.key for each in caught.value.diagnostics] == ["model.path", "data.tokenizer"]
 
 
-def test_a_part_that_another_node_is_at_is_left_to_it(hub: Hub) -> None:
-    from filelock import FileLock
-
-    weights = bytes(range(256)) * 100
-    held = hub.add("owner/small", {**FILES, "model.safetensors": weights}).branches["main"].files["model.safetensors"]
-    copy, way = looked_up(hub), Way.of({**os.environ, **hub.environment})
-    blobs = Path(way.root, copy.named.folder, "blobs")
-    part = blobs / f"{held.sha256}.01234567.incomplete"
-    part.write_bytes(weights[:1000])
-    with FileLock(Path(way.root, ".locks", copy.named.folder, f"{held.sha256}.lock")):
-        finish_parts(copy, way)
-        assert part.read_bytes() == weights[:1000]
-    finish_parts(copy, way)
-    assert (blobs / held.sha256).read_bytes() == weights
-    assert not part.exists()
-    assert hub.sent("owner/small", "model.safetensors") == len(weights) - 1000
-
-
-def test_a_list_that_does_not_come_is_asked_for_anew(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    http = pytest.importorskip("huggingface_hub.utils._http", reason="huggingface_hub 1.0")
+@pytest.mark.usefixtures("impatient")
+def test_a_list_that_does_not_come_is_asked_for_anew(hub: Hub) -> None:
+    pytest.importorskip("huggingface_hub", minversion="1.0")
     hub.add("owner/rows", {"a.jsonl": "{}"}, kind="dataset")
-    monkeypatch.setattr("trainkit.hub.lookup.PATIENCE", 0.4)
     hub.fail("/api/datasets/owner/rows/tree/*", hangs=True)
-    try:
-        assert looked_up(hub, Named("data.path", "dataset", "owner/rows")).whole
-    finally:
-        http.set_client_factory(http.default_client_factory)
+    assert looked_up(hub, RepoRef("data.path", "dataset", "owner/rows")).whole
 
 
-def test_a_hub_that_falls_silent_is_asked_anew(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    http = pytest.importorskip("huggingface_hub.utils._http", reason="huggingface_hub 1.0")
-    for name, value in hub.environment.items():
-        monkeypatch.setenv(name, value)
-    for name, seconds in (("SILENCE", 0.4), ("EVERY", 0.1), ("QUIET", 0.2)):
-        monkeypatch.setattr(f"trainkit.hub.fetch.{name}", seconds)
-    commit = hub.add("owner/small", FILES).branches["main"].oid
-    hub.fail("/api/models/owner/small/tree/*", hangs=True)
-    try:
-        fetch(Named("model.path", "model", "owner/small", commit, commit))
-    finally:
-        http.set_client_factory(http.default_client_factory)
+@pytest.mark.usefixtures("impatient")
+def test_a_hub_that_falls_silent_is_asked_anew(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("huggingface_hub", minversion="1.0")
+    hub.add("owner/small", {**FILES, "model.safetensors": WEIGHTS})
+    assert looked_up(hub).missing == ("model.safetensors",)
+    hub.fail("*/resolve/*", method="HEAD", hangs=True)
+    fetch(MODEL, client_of(hub))
     assert hub.downloads("owner/small", "model.safetensors") == 1
     assert "nothing has come for" in capsys.readouterr().out
+
+
+@pytest.fixture
+def part(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The beginning of a model's weights, as a fetch that was killed has left it."""
+    monkeypatch.setattr("trainkit.hub.fetch.LARGE", 1000)
+    added = hub.add("owner/small", {**FILES, "model.safetensors": WEIGHTS})
+    folder = Path(client_of(hub).root, looked_up(hub).ref.folder, PARTS)
+    folder.mkdir()
+    path = folder / added.branches["main"].files["model.safetensors"].sha256
+    path.write_bytes(WEIGHTS[:1000])
+    return path
+
+
+def test_a_part_that_another_node_is_at_is_left_to_it(hub: Hub, part: Path) -> None:
+    from filelock import FileLock
+
+    repo, client = looked_up(hub), client_of(hub)
+    with ThreadPoolExecutor() as others:
+        with FileLock(f"{part}.lock"):
+            done = others.submit(resume_partial_downloads, repo, client)
+            time.sleep(0.5)
+            assert part.read_bytes() == WEIGHTS[:1000]
+        assert done.result() == {"model.safetensors"}
+    assert (part.parents[1] / "blobs" / part.name).read_bytes() == WEIGHTS
+    assert not list(part.parent.iterdir())
+    assert hub.sent("owner/small", "model.safetensors") == len(WEIGHTS) - 1000
+
+
+@pytest.mark.parametrize("begin", [bytes(1000), bytes(2 * len(WEIGHTS))])
+def test_a_part_with_other_bytes_is_not_taken(hub: Hub, part: Path, begin: bytes) -> None:
+    part.write_bytes(begin)
+    old = part.with_name("0" * 64)  # of a commit that nobody fetches any more
+    old.write_bytes(b"old")
+    os.utime(old, (0, 0))
+    fetch(MODEL, client_of(hub))
+    assert Path(looked_up(hub).folder, "model.safetensors").read_bytes() == WEIGHTS
+    assert not part.parent.exists()
+
+
+def test_a_blob_in_the_store_that_repositories_share_is_sound(hub: Hub, part: Path) -> None:
+    store = part.parents[2] / "blobs" / "ab" / ("ab" * 32)  # named by Xet's hash
+    store.parent.mkdir(parents=True)
+    store.write_bytes(WEIGHTS)
+    (part.parents[1] / "blobs" / part.name).symlink_to(store)
+    fetch(MODEL, client_of(hub))
+    assert looked_up(hub).whole
+    assert not hub.downloads("owner/small", "model.safetensors")

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainkit.hub.cache import cache_root, copy_of, guide, lack, located, shown, wanted
-from trainkit.hub.names import Named, at, named_by, pinned, revision_without_name
-from trainkit.hub.splits import Asked
+from trainkit.hub.cache import cache_root, cached_repo, index_file, located, missing_files, needed_files, shown
+from trainkit.hub.names import RepoRef, at, pinned, repo_refs, revision_without_name
+from trainkit.hub.splits import RowSelection
 from trainkit.recipe.repository import is_repository, meant
 from trainkit.recipe.schema import Recipe
 
@@ -18,9 +18,9 @@ A, B = "a" * 40, "b" * 40
 ROOT = "/cache/hub"
 STORAGE = f"{ROOT}/models--owner--small"
 SNAPSHOT = f"{STORAGE}/snapshots/{A}"
-MODEL = Named("model.path", "model", "owner/small")
-TOKENIZER = Named("data.tokenizer", "model", "owner/words")
-ADAPTERS = Named("peft.path", "model", "owner/small-lora")
+MODEL = RepoRef("model.path", "model", "owner/small")
+TOKENIZER = RepoRef("data.tokenizer", "model", "owner/words")
+ADAPTERS = RepoRef("peft.path", "model", "owner/small-lora")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[0]}})
 
@@ -83,22 +83,22 @@ def test_an_address_is_of_a_repository(path: str, name: str) -> None:
 
 
 def test_a_folder_of_that_name_is_meant_first() -> None:
-    assert named_by(recipe(), {}) == ()
-    assert named_by(recipe(), {"model.path": ("owner/small",)}) == (MODEL,)
+    assert repo_refs(recipe(), {}) == ()
+    assert repo_refs(recipe(), {"model.path": ("owner/small",)}) == (MODEL,)
     own = recipe(program={"kind": "torch", "script": "train.py"})
-    assert named_by(own, {"model.path": ("owner/small",)}) == ()  # the program reads what it reads
+    assert repo_refs(own, {"model.path": ("owner/small",)}) == ()  # the program reads what it reads
 
 
 def test_a_tokenizer_of_the_models_repository_is_of_the_same_revision() -> None:
     absent = {"model.path": ("owner/small",), "data.tokenizer": ("owner/small", "other/words")}
     model = {"kind": "hf", "path": "owner/small", "revision": "v2"}
     rows = {"kind": "jsonl", "path": "rows.jsonl"}
-    same = named_by(recipe(model=model, data={**rows, "tokenizer": "owner/small"}), absent)
+    same = repo_refs(recipe(model=model, data={**rows, "tokenizer": "owner/small"}), absent)
     assert [(each.key, each.revision) for each in same] == [("model.path", "v2"), ("data.tokenizer", "v2")]
-    other = named_by(recipe(model=model, data={**rows, "tokenizer": "other/words"}), absent)
+    other = repo_refs(recipe(model=model, data={**rows, "tokenizer": "other/words"}), absent)
     assert other[1].revision == "main"
     told = {**rows, "tokenizer": "owner/small", "tokenizer_revision": "v3"}
-    assert named_by(recipe(model=model, data=told), absent)[1].revision == "v3"
+    assert repo_refs(recipe(model=model, data=told), absent)[1].revision == "v3"
 
 
 def test_each_source_of_a_mixture_may_be_named() -> None:
@@ -109,12 +109,12 @@ def test_each_source_of_a_mixture_may_be_named() -> None:
         {"path": "owner/d", "weight": 0, "revision": "v1"},  # left out
     ]
     mixed = recipe(data={"kind": "dataset", "streaming": True, "mix": sources, "validation_split": "dev"})
-    found = named_by(mixed, {"data.mix": ("owner/a", "owner/b", "owner/c", "owner/d")})
+    found = repo_refs(mixed, {"data.mix": ("owner/a", "owner/b", "owner/c", "owner/d")})
     assert [(each.key, each.name, each.revision) for each in found] == [
         ("data.mix.0.path", "owner/a", "v1"),
         ("data.mix.2.path", "owner/c", "main"),
     ]
-    assert found[0].rows == Asked("en", "test", "dev")
+    assert found[0].rows == RowSelection("en", "test", "dev")
     with_commits = pinned(mixed, [at(each, A) for each in found]).model_dump()["data"]["mix"]
     assert [each["revision"] for each in with_commits] == [A, None, A, "v1"]
     assert not list(revision_without_name(mixed, found))
@@ -123,14 +123,14 @@ def test_each_source_of_a_mixture_may_be_named() -> None:
 
 
 def test_the_readme_of_a_data_set_says_what_is_missing() -> None:
-    rows = Named("data.path", "dataset", "owner/rows", A)
+    rows = RepoRef("data.path", "dataset", "owner/rows", A)
     storage = f"{ROOT}/datasets--owner--rows"
     disk = {f"{storage}/trees/{A}.json": listing(**{"README.md": 3, "a.parquet": 70, "b.parquet": 90})}
-    part = copy_of(rows, ROOT, Texts(disk))
+    part = cached_repo(rows, ROOT, Texts(disk))
     assert part is not None
     assert part.missing == ("README.md",)
     readme = "---\nconfigs:\n- data_files: b.parquet\n---\n"
-    known = copy_of(rows, ROOT, Texts({**disk, f"{storage}/snapshots/{A}/README.md": readme}))
+    known = cached_repo(rows, ROOT, Texts({**disk, f"{storage}/snapshots/{A}/README.md": readme}))
     assert known is not None
     assert known.missing == ("b.parquet",)
 
@@ -138,30 +138,31 @@ def test_the_readme_of_a_data_set_says_what_is_missing() -> None:
 def test_a_revision_of_a_folder_is_noticed() -> None:
     model = {"kind": "hf", "path": "folder", "revision": "v2"}
     assert list(revision_without_name(recipe(model=model), ())) == [("model.revision", "folder")]
-    known = named_by(recipe(model={**model, "path": "owner/small"}), {"model.path": ("owner/small",)})
+    known = repo_refs(recipe(model={**model, "path": "owner/small"}), {"model.path": ("owner/small",)})
     assert list(revision_without_name(recipe(model={**model, "path": "owner/small"}), known)) == []
 
 
 def test_a_pinned_recipe_names_the_commit() -> None:
     assert (
-        pinned(recipe(), [Named("model.path", "model", "owner/small", commit=A)]).model_dump()["model"]["revision"] == A
+        pinned(recipe(), [RepoRef("model.path", "model", "owner/small", commit=A)]).model_dump()["model"]["revision"]
+        == A
     )
     assert pinned(recipe(), [MODEL]) == recipe()  # nobody knows it
 
 
 def test_of_the_formats_of_a_model_the_safe_one_is_fetched() -> None:
     every = ["config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "README.md"]
-    assert wanted(MODEL, every) == ("config.json", "model.safetensors")
-    assert wanted(MODEL, every[:1] + every[2:]) == ("config.json", "pytorch_model.bin")
+    assert needed_files(MODEL, every) == ("config.json", "model.safetensors")
+    assert needed_files(MODEL, every[:1] + every[2:]) == ("config.json", "pytorch_model.bin")
     sharded = ["config.json", "model.safetensors.index.json", *SHARDS, "original/model-00001-of-00002.safetensors"]
-    assert guide(MODEL, sharded) == sharded[1]
-    assert wanted(MODEL, sharded, INDEX) == tuple(sharded[:-1])
-    assert wanted(MODEL, [*sharded, "model.safetensors"], INDEX) == ("config.json", "model.safetensors")
-    assert wanted(TOKENIZER, ["tokenizer.json", "model.safetensors", "vocab.txt"]) == (
+    assert index_file(MODEL, sharded) == sharded[1]
+    assert needed_files(MODEL, sharded, INDEX) == tuple(sharded[:-1])
+    assert needed_files(MODEL, [*sharded, "model.safetensors"], INDEX) == ("config.json", "model.safetensors")
+    assert needed_files(TOKENIZER, ["tokenizer.json", "model.safetensors", "vocab.txt"]) == (
         "tokenizer.json",
         "vocab.txt",
     )
-    assert wanted(ADAPTERS, ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])[1:] == (
+    assert needed_files(ADAPTERS, ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])[1:] == (
         "adapter_model.safetensors",
     )
 
@@ -180,14 +181,14 @@ def test_of_the_formats_of_a_model_the_safe_one_is_fetched() -> None:
         (ADAPTERS, ["adapter_model.safetensors"], "lacks adapter_config.json"),
     ],
 )
-def test_what_a_repository_lacks_is_named(named: Named, names: list[str], told: str) -> None:
-    assert told in lack(named, names, INDEX)
-    assert told or not lack(named, names, INDEX)
+def test_what_a_repository_lacks_is_named(named: RepoRef, names: list[str], told: str) -> None:
+    assert told in missing_files(named, names, INDEX)
+    assert told or not missing_files(named, names, INDEX)
 
 
 def test_an_index_that_names_nothing_is_no_guide() -> None:
     for index in ("", "{}", "[1]", '{"weight_map": 3}', '{"weight_map": {}}'):
-        assert "names no files" in lack(MODEL, ["config.json", "model.safetensors.index.json", *SHARDS], index)
+        assert "names no files" in missing_files(MODEL, ["config.json", "model.safetensors.index.json", *SHARDS], index)
 
 
 def test_where_the_cache_is() -> None:
@@ -200,8 +201,8 @@ def test_where_the_cache_is() -> None:
 
 
 def test_what_was_never_asked_for_is_not_known() -> None:
-    assert copy_of(MODEL, ROOT, Texts({})) is None
-    assert copy_of(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": "no commit"})) is None
+    assert cached_repo(MODEL, ROOT, Texts({})) is None
+    assert cached_repo(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": "no commit"})) is None
 
 
 def test_a_listing_says_what_is_missing() -> None:
@@ -210,18 +211,18 @@ def test_a_listing_says_what_is_missing() -> None:
         f"{STORAGE}/trees/{A}.json": listing(**{"config.json": 3, "model.safetensors": 70, "tf_model.h5": 90}),
         f"{SNAPSHOT}/config.json": "{}",
     }
-    part = copy_of(MODEL, ROOT, Texts(disk))
+    part = cached_repo(MODEL, ROOT, Texts(disk))
     assert part is not None
-    assert (part.named.commit, part.folder, part.missing) == (A, SNAPSHOT, ("model.safetensors",))
+    assert (part.ref.commit, part.folder, part.missing) == (A, SNAPSHOT, ("model.safetensors",))
     assert part.sizes == {"config.json": 3, "model.safetensors": 70}
-    whole = copy_of(MODEL, ROOT, Texts({**disk, f"{SNAPSHOT}/model.safetensors": "x"}))
+    whole = cached_repo(MODEL, ROOT, Texts({**disk, f"{SNAPSHOT}/model.safetensors": "x"}))
     assert whole is not None
     assert whole.whole
 
 
 def test_a_commit_needs_no_branch() -> None:
     disk = {f"{STORAGE}/snapshots/{B}/config.json": "{}", f"{STORAGE}/snapshots/{B}/model.safetensors": "x"}
-    found = copy_of(Named("model.path", "model", "owner/small", B), ROOT, Texts(disk))
+    found = cached_repo(RepoRef("model.path", "model", "owner/small", B), ROOT, Texts(disk))
     assert found is not None
     assert found.whole
 
@@ -236,10 +237,10 @@ def test_without_a_sound_listing_the_index_says_which_shards_there_are(listed: s
         f"{SNAPSHOT}/model.safetensors.index.json": index,
         f"{SNAPSHOT}/{SHARDS[0]}": "x",
     }
-    found = copy_of(MODEL, ROOT, Texts(disk))
+    found = cached_repo(MODEL, ROOT, Texts(disk))
     assert found is not None
     assert found.missing == (SHARDS[1],)
-    unknown = copy_of(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": A, f"{SNAPSHOT}/config.json": "{}"}))
+    unknown = cached_repo(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": A, f"{SNAPSHOT}/config.json": "{}"}))
     assert unknown is not None
     assert unknown.sizes is None
     assert not unknown.whole
@@ -250,16 +251,18 @@ def test_what_transformers_has_fetched_one_by_one_tells_where_it_is_all() -> Non
     there = {f"{SNAPSHOT}/{name}": "x" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")}
     asked = {f"{absent}/{name}": "" for name in ("special_tokens_map.json", "added_tokens.json")}
     here = replace(TOKENIZER, name="owner/small", commit=A)
-    found = copy_of(here, ROOT, Texts({**there, **asked}))
+    found = cached_repo(here, ROOT, Texts({**there, **asked}))
     assert found is not None
     assert found.whole
     for missing in (*there, *asked):  # nobody knows whether the commit has it
-        left = copy_of(here, ROOT, Texts({name: text for name, text in {**there, **asked}.items() if name != missing}))
+        left = cached_repo(
+            here, ROOT, Texts({name: text for name, text in {**there, **asked}.items() if name != missing})
+        )
         assert left is not None
         assert left.sizes is None
     adapters = {f"{SNAPSHOT}/adapter_config.json": "{}", f"{SNAPSHOT}/adapter_model.safetensors": "x"}
     for disk, whole in ((adapters, True), ({f"{SNAPSHOT}/adapter_config.json": "{}"}, False)):
-        known = copy_of(replace(ADAPTERS, name="owner/small", commit=A), ROOT, Texts(disk))
+        known = cached_repo(replace(ADAPTERS, name="owner/small", commit=A), ROOT, Texts(disk))
         assert known is not None
         assert known.whole == whole
 

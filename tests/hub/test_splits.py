@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.hub.cache import lack, wanted
-from trainkit.hub.names import Named
-from trainkit.hub.splits import Asked, NoSuchPartError, chosen, files_by_split
+from trainkit.hub.cache import missing_files, needed_files
+from trainkit.hub.names import RepoRef
+from trainkit.hub.splits import NoSuchPartError, RowSelection, files_by_split, selected_splits
 
 SUBSETS = """---
 license: odc-by
@@ -121,28 +121,32 @@ def test_hidden_files_are_of_a_data_set_only_where_they_are_named() -> None:
 
 
 def test_the_splits_that_a_run_reads() -> None:
-    assert chosen(["train", "validation", "test"], Asked()) == ("train", "validation")
-    assert chosen(["train", "test"], Asked()) == ("train", "")
-    assert chosen(["all"], Asked()) == ("all", "")
-    assert chosen(["train", "test"], Asked(validation_split="test")) == ("train", "test")
+    assert selected_splits(["train", "validation", "test"], RowSelection()) == ("train", "validation")
+    assert selected_splits(["train", "test"], RowSelection()) == ("train", "")
+    assert selected_splits(["all"], RowSelection()) == ("all", "")
+    assert selected_splits(["train", "test"], RowSelection(validation_split="test")) == ("train", "test")
     for splits, asked, key in (
-        (["a", "b"], Asked(), "split"),
-        (["train"], Asked(split="tran"), "split"),
-        (["train"], Asked(validation_split="dev"), "validation_split"),
+        (["a", "b"], RowSelection(), "split"),
+        (["train"], RowSelection(split="tran"), "split"),
+        (["train"], RowSelection(validation_split="dev"), "validation_split"),
     ):
         with pytest.raises(NoSuchPartError) as caught:
-            chosen(splits, asked)
+            selected_splits(splits, asked)
         assert caught.value.key == key
 
 
 def test_only_what_a_run_reads_is_fetched() -> None:
-    rows = Named("data.path", "dataset", "owner/rows", rows=Asked("sample-10BT"))
-    assert wanted(rows, FILES, SUBSETS) == ("README.md", "sample/10BT/0.parquet")
-    mixed = Named("data.mix.1.path", "dataset", "owner/rows", rows=Asked("code", validation_split="validation"))
-    assert wanted(mixed, FILES, SUBSETS) == ("README.md", "code/train.jsonl", "code/dev.jsonl")
-    rows = Named("data.path", "dataset", "owner/rows")
+    rows = RepoRef("data.path", "dataset", "owner/rows", rows=RowSelection("sample-10BT"))
+    assert needed_files(rows, FILES, SUBSETS) == ("README.md", "sample/10BT/0.parquet")
+    mixed = RepoRef(
+        "data.mix.1.path", "dataset", "owner/rows", rows=RowSelection("code", validation_split="validation")
+    )
+    assert needed_files(mixed, FILES, SUBSETS) == ("README.md", "code/train.jsonl", "code/dev.jsonl")
+    rows = RepoRef("data.path", "dataset", "owner/rows")
     saved = ["dataset_dict.json", "train/state.json", "train/data-00000-of-00001.arrow", "README.md"]
-    assert set(wanted(rows, saved)) == set(saved[:3])
+    assert set(needed_files(rows, saved)) == set(saved[:3])
     with pytest.raises(NoSuchPartError, match="has no subset 'en'"):
-        wanted(Named("data.path", "dataset", "owner/rows", rows=Asked("en")), saved)
-    assert "no parquet" in lack(Named("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"])
+        needed_files(RepoRef("data.path", "dataset", "owner/rows", rows=RowSelection("en")), saved)
+    assert "no parquet" in missing_files(
+        RepoRef("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"]
+    )

@@ -11,8 +11,8 @@ import pytest
 
 from tests.hub_server.server import READER, TOKEN, Hub
 from tests.trainer.tiny_tokenizer import save_tokenizer
-from trainkit.hub.lookup import Way, look_up
-from trainkit.hub.names import Named
+from trainkit.hub.lookup import HubClient, look_up
+from trainkit.hub.names import RepoRef
 
 pytestmark = pytest.mark.torch
 hub_library = pytest.importorskip("huggingface_hub")
@@ -258,9 +258,9 @@ def test_datasets_and_transformers_load_by_name(hub: Hub, tmp_path: Path, clean_
     done = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (hub.home / "hub" / "models--ada--tiny").is_dir(), "the cache is the test's own"
-    online = Way.of(environment)
-    offline = Way.of({**environment, "HF_HUB_OFFLINE": "1"})
-    words, data = Named("data.tokenizer", "model", "ada/words"), Named("data.path", "dataset", "ada/data")
+    online = HubClient.of(environment)
+    offline = HubClient.of({**environment, "HF_HUB_OFFLINE": "1"})
+    words, data = RepoRef("data.tokenizer", "model", "ada/words"), RepoRef("data.path", "dataset", "ada/data")
     assert look_up(words, offline).whole, "what transformers has fetched tells that it is all"
     assert not look_up(data, offline).whole
     assert look_up(data, online).whole

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trainkit.errors import RecipeError
-from trainkit.hub.cache import Copy
-from trainkit.hub.names import Download, Named
-from trainkit.hub.splits import Asked
+from trainkit.hub.cache import CachedRepo
+from trainkit.hub.names import Download, RepoRef
+from trainkit.hub.splits import RowSelection
 from trainkit.launch_plan.model import plan_from_json, plan_to_json
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
@@ -20,9 +20,9 @@ from trainkit.recipe.resolved import Resolved
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 COMMIT = "c" * 40
-NAMED = Named("data.path", "dataset", "owner/rows", "main", COMMIT, Asked("en", "test"))
+NAMED = RepoRef("data.path", "dataset", "owner/rows", "main", COMMIT, RowSelection("en", "test"))
 FOLDER = f"/cache/datasets--owner--rows/snapshots/{COMMIT}"
-PART = Copy(NAMED, FOLDER, {"a.parquet": 3 << 20, "b.parquet": 1 << 20}, ("a.parquet",))
+PART = CachedRepo(NAMED, FOLDER, {"a.parquet": 3 << 20, "b.parquet": 1 << 20}, ("a.parquet",))
 WHOLE = replace(PART, missing=())
 FETCH = ["data.path", "dataset", "owner/rows", COMMIT, "--subset", "en", "--split", "test"]
 RECIPE: dict[str, Any] = {"data": {"kind": "dataset", "path": "owner/rows", "subset": "en", "split": "test"}}
@@ -40,7 +40,7 @@ NODES = {"nodes": {"count": 2, "processes_per_node": 1, "rendezvous": "n0:29500"
     ],
 )
 def test_what_is_fetched_and_where(
-    more: dict[str, Any], copy: Copy, fetches: bool, told: str, layered: Layered, machine: Machine
+    more: dict[str, Any], copy: CachedRepo, fetches: bool, told: str, layered: Layered, machine: Machine
 ) -> None:
     resolved = replace(layered(RECIPE, more), absent={"data.path": ("owner/rows",)})
     plan = build_plan(resolved, machine(), hub=(copy,)).plan
@@ -57,14 +57,14 @@ def test_what_is_fetched_and_where(
 def test_a_repository_that_is_named_twice_is_in_the_way_once(layered: Layered, machine: Machine) -> None:
     model = {"model": {"kind": "hf", "path": "owner/m"}, "data": {"kind": "jsonl", "path": "r", "tokenizer": "owner/m"}}
     resolved = replace(layered(model), absent=dict.fromkeys(("model.path", "data.tokenizer"), ("owner/m",)))
-    hub = [Copy(Named(key, "model", "owner/m"), obstacle="owner/m is gated") for key in resolved.absent]
+    hub = [CachedRepo(RepoRef(key, "model", "owner/m"), obstacle="owner/m is gated") for key in resolved.absent]
     blockers = [each.what for each in build_plan(resolved, machine(), hub=hub).plan.notices if "gated" in each.what]
     assert blockers == ["model.path, data.tokenizer: owner/m is gated"]
 
 
 def test_what_is_in_the_way_blocks(layered: Layered, machine: Machine) -> None:
     resolved = replace(layered(RECIPE), absent={"data.path": ("owner/rows",)})
-    for copy in (replace(PART, obstacle="no network", remedy="bring it up"), Copy(NAMED, obstacle="no network")):
+    for copy in (replace(PART, obstacle="no network", remedy="bring it up"), CachedRepo(NAMED, obstacle="no network")):
         (blocker,) = [
             each for each in build_plan(resolved, machine(), hub=(copy,)).plan.notices if "no net" in each.what
         ]

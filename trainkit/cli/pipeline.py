@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import typer
 
     from trainkit.errors import Diagnostic
-    from trainkit.hub.cache import Copy
+    from trainkit.hub.cache import CachedRepo
     from trainkit.launch_plan.model import Planned
     from trainkit.machine.facts import Facts
     from trainkit.planner.resume import SavedCheckpoint
@@ -156,38 +156,38 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
     return build_plan(with_described(resolved, hub), facts, earlier, own, hub)
 
 
-def on_hub(resolved: Resolved) -> tuple[Copy, ...]:
+def on_hub(resolved: Resolved) -> tuple[CachedRepo, ...]:
     """What of the repositories that a recipe names is on this disk, and what the Hub says of the rest.
 
     Raises RecipeError for what it does not have.
     """
-    from trainkit.hub.names import named_by
+    from trainkit.hub.names import repo_refs
 
-    named = named_by(resolved.recipe, resolved.absent)
-    if not named:
+    refs = repo_refs(resolved.recipe, resolved.absent)
+    if not refs:
         return ()
-    from trainkit.hub.lookup import Way, look_up
+    from trainkit.hub.lookup import HubClient, look_up
 
     env, kept = resolved.recipe.env, resolved.recipe.env_from
     of_run = {**os.environ, **{name: str(value) for name, value in env.items() if name not in kept}}
-    way = Way.of(of_run)
-    found: list[Copy] = []
+    client = HubClient.of(of_run)
+    found: list[CachedRepo] = []
     wrong: list[Diagnostic] = []
     commits: dict[tuple[str, str, str], str] = {}  # of a repository that is named twice, the same for both
-    for each in named:
-        same = (each.kind, each.name, each.revision)
+    for ref in refs:
+        same = (ref.kind, ref.name, ref.revision)
         try:
-            found.append(look_up(replace(each, commit=commits.get(same, "")), way))
+            found.append(look_up(replace(ref, commit=commits.get(same, "")), client))
         except UsageError as error:
             wrong += [resolved.error(each.key, each.what, each.hint) for each in error.diagnostics]
         else:
-            commits.setdefault(same, found[-1].named.commit)
+            commits.setdefault(same, found[-1].ref.commit)
     if wrong:
         raise RecipeError(wrong)
     return tuple(found)
 
 
-def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
+def with_described(resolved: Resolved, hub: Sequence[CachedRepo]) -> Resolved:
     """The recipe with what the small files of the Hub's model and tokenizer say, which were fetched to look them up."""
     if not hub:
         return resolved
@@ -195,17 +195,17 @@ def with_described(resolved: Resolved, hub: Sequence[Copy]) -> Resolved:
     from trainkit.recipe.described import CONFIG, has_template, read_adapters, read_config
 
     described, disk = resolved.described, CacheDisk()
-    for copy in hub:
-        listed = None if copy.obstacle else copy.sizes
-        if copy.named.key == "model.path" and copy.folder:
-            model, fault = read_config(copy.folder, disk.read)
+    for repo in hub:
+        listed = None if repo.obstacle else repo.sizes
+        if repo.ref.key == "model.path" and repo.folder:
+            model, fault = read_config(repo.folder, disk.read)
             described = replace(described, model=model, fault=None if listed is None or CONFIG in listed else fault)
-        if copy.named.key == "peft.path" and listed is not None:
-            found, misfit = read_adapters(copy.folder, disk.read)
+        if repo.ref.key == "peft.path" and listed is not None:
+            found, misfit = read_adapters(repo.folder, disk.read)
             described = replace(described, adapters=found, misfit=misfit)
-        if copy.named.key == "data.tokenizer" and listed is not None:
-            there = {f"{copy.folder}/{part}" for name in listed for part in (name, name.partition("/")[0])}
-            described = replace(described, chats=has_template(copy.folder, disk.read, there.__contains__))
+        if repo.ref.key == "data.tokenizer" and listed is not None:
+            there = {f"{repo.folder}/{part}" for name in listed for part in (name, name.partition("/")[0])}
+            described = replace(described, chats=has_template(repo.folder, disk.read, there.__contains__))
     return replace(resolved, described=described)
 
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainkit.hub.splits import Asked
+from trainkit.hub.splits import RowSelection
 from trainkit.recipe.repository import is_repository
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 
 MAIN = "main"
 COMMIT = re.compile(r"[0-9a-f]{40}")
+# Setting -> the one of its revision.
+REVISIONS: Mapping[str, str] = {
+    "model.path": "model.revision",
+    "peft.path": "peft.revision",
+    "data.tokenizer": "data.tokenizer_revision",
+    "data.path": "data.revision",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RepoRef:
     """A repository that a setting names. revision: a branch, a tag or a commit, as the recipe has it.
 
-    commit: what that is, once it is known. rows: what is asked of a data set.
+    commit: what that is, once it is known. rows: subset and splits of a data set.
     """
 
     key: str
@@ -27,11 +34,11 @@ class Named:
     name: str
     revision: str = MAIN
     commit: str = ""
-    rows: Asked = field(default_factory=Asked)
+    rows: RowSelection = field(default_factory=RowSelection)
 
     @property
     def role(self) -> str:
-        """What the repository is for: the setting, or that which a part of `data.mix` stands for."""
+        """The setting, or the one that a part of `data.mix` stands for."""
         return "data.path" if self.key.startswith("data.mix.") else self.key
 
     @property
@@ -62,62 +69,59 @@ class Download:
     missing: int | None
 
 
-# Setting -> the one of its revision.
-REVISIONS: Mapping[str, str] = {
-    "model.path": "model.revision",
-    "peft.path": "peft.revision",
-    "data.tokenizer": "data.tokenizer_revision",
-    "data.path": "data.revision",
-}
-
-
-def named_by(recipe: Recipe, absent: Mapping[str, Sequence[str]]) -> tuple[Named, ...]:
+def repo_refs(recipe: Recipe, absent: Mapping[str, Sequence[str]]) -> tuple[RepoRef, ...]:
     """What the built-in trainer will read from the Hub: names where nothing of that name is on this disk.
 
     absent: the paths without a file, by setting.
     """
     if recipe.program.kind != "builtin":
         return ()
-    missing = {**absent, **{key: absent.get("data.mix", ()) for key in _mixed_keys(recipe)}}
-    return tuple(each for each in _named(recipe) if is_repository(each.name) and each.name in missing.get(each.key, ()))
+    absent = {**absent, **dict.fromkeys(_mixed_keys(recipe), absent.get("data.mix", ()))}
+    return tuple(ref for ref in _paths(recipe) if is_repository(ref.name) and ref.name in absent.get(ref.key, ()))
 
 
-def revision_without_name(recipe: Recipe, named: Iterable[Named]) -> Iterator[tuple[str, str]]:
-    """Settings of revisions, each with what it is of, that no name of the Hub goes with."""
-    known = {each.key for each in named}
+def _paths(recipe: Recipe) -> Iterator[RepoRef]:
+    """All that may be a repository's name, or a path."""
+    model = recipe.model if isinstance(recipe.model, HfModel) else None
+    tokenizer = getattr(recipe.data, "tokenizer", None)
+    if model is not None and model.path:
+        yield RepoRef("model.path", "model", model.path, model.revision or MAIN)
+    if recipe.peft.path:
+        yield RepoRef("peft.path", "model", recipe.peft.path, recipe.peft.revision or MAIN)
+    if tokenizer:
+        same = model is not None and model.path == tokenizer
+        revision = _value(recipe, "data.tokenizer_revision") or (model.revision if model and same else None)
+        yield RepoRef("data.tokenizer", "model", tokenizer, revision or MAIN)
+    data = recipe.data
+    if isinstance(data, DatasetData):
+        rows = RowSelection(data.subset, data.split, data.validation_split)
+        yield RepoRef("data.path", "dataset", data.path, data.revision or MAIN, rows=rows)
+        mix = (each for each in data.mix if each.weight)
+        for key, each in zip(_mixed_keys(recipe), mix, strict=True):
+            paths = [each.path] if isinstance(each.path, str) else each.path
+            if len(paths) == 1:  # a revision is of one repository
+                rows = RowSelection(each.subset, each.split, data.validation_split)
+                yield RepoRef(key, "dataset", paths[0], each.revision or MAIN, rows=rows)
+
+
+def _mixed_keys(recipe: Recipe) -> list[str]:
+    """Of the sources that are read."""
+    mix = enumerate(getattr(recipe.data, "mix", ()))
+    return [f"data.mix.{number}.path" for number, each in mix if each.weight]
+
+
+def revision_without_name(recipe: Recipe, refs: Iterable[RepoRef]) -> Iterator[tuple[str, str]]:
+    """Revisions that are set for what is no repository: the setting, and the value beside it."""
+    known = {ref.key for ref in refs}
     mixed = {key: f"{key.removesuffix('path')}revision" for key in _mixed_keys(recipe)}
     for key, revision in {**REVISIONS, **mixed}.items():
         if recipe.program.kind == "builtin" and key not in known and _value(recipe, revision) is not None:
             yield revision, str(_value(recipe, key))
 
 
-def _named(recipe: Recipe) -> Iterator[Named]:
-    model = recipe.model if isinstance(recipe.model, HfModel) else None
-    tokenizer = getattr(recipe.data, "tokenizer", None)
-    if model is not None and model.path:
-        yield Named("model.path", "model", model.path, model.revision or MAIN)
-    if recipe.peft.path:
-        yield Named("peft.path", "model", recipe.peft.path, recipe.peft.revision or MAIN)
-    if tokenizer:
-        same = model is not None and model.path == tokenizer
-        revision = _value(recipe, "data.tokenizer_revision") or (model.revision if model and same else None)
-        yield Named("data.tokenizer", "model", tokenizer, revision or MAIN)
-    data = recipe.data
-    if isinstance(data, DatasetData):
-        rows = Asked(data.subset, data.split, data.validation_split)
-        yield Named("data.path", "dataset", data.path, data.revision or MAIN, rows=rows)
-        mix = (each for each in data.mix if each.weight)
-        for key, each in zip(_mixed_keys(recipe), mix, strict=True):
-            paths = [each.path] if isinstance(each.path, str) else each.path
-            if len(paths) == 1:  # a revision is of one repository
-                rows = Asked(each.subset, each.split, data.validation_split)
-                yield Named(key, "dataset", paths[0], each.revision or MAIN, rows=rows)
-
-
-def _mixed_keys(recipe: Recipe) -> list[str]:
-    """Of the sources that are not left out."""
-    mix = enumerate(getattr(recipe.data, "mix", ()))
-    return [f"data.mix.{number}.path" for number, each in mix if each.weight]
+def pinned(recipe: Recipe, refs: Iterable[RepoRef]) -> Recipe:
+    """The recipe with the commits of what it names, so that the same again is the same."""
+    return with_values(recipe, {ref.revision_key: ref.commit for ref in refs if ref.commit})
 
 
 def _value(recipe: Recipe, key: str) -> Any:
@@ -140,13 +144,3 @@ def _with_value(node: Any, names: Sequence[str], value: str) -> Any:
     if isinstance(node, list):
         return [_with_value(each, rest, value) if str(at) == first else each for at, each in enumerate(node)]
     return node.model_copy(update={first: _with_value(getattr(node, first), rest, value) if rest else value})
-
-
-def pinned(recipe: Recipe, named: Iterable[Named]) -> Recipe:
-    """The recipe with the commits of what it names, so that the same again is the same."""
-    return with_values(recipe, {each.revision_key: each.commit for each in named if each.commit})
-
-
-def at(named: Named, commit: str) -> Named:
-    """The repository at a commit."""
-    return replace(named, commit=commit)

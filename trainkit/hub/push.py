@@ -1,7 +1,7 @@
 """Upload a folder to a model repository of the Hub: ``python -m trainkit.hub.push owner/name --folder FOLDER``.
 
-Without a folder only what an upload needs: a token that may write, and the repository, which is made where it is not
-there. huggingface_hub does the work, with the token that it finds (HF_TOKEN, or the file of `hf auth login`).
+Without a folder it prepares an upload: the repository is made where it does not exist, and the token must be allowed to
+write. huggingface_hub does the work, with the token that it finds (HF_TOKEN, or the file of `hf auth login`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, TypeVar
 
 from trainkit import lora
 from trainkit.errors import ExitCode, MachineError, TrainkitError, in_words
-from trainkit.hub.lookup import end_silence
+from trainkit.hub.lookup import set_http_timeout
 from trainkit.recipe.secrets import MASK
 
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 CARD = "README.md"
-PAUSES = (2.0, 10.0)  # seconds between one try and the next, where the Hub fails
+PAUSES = (2.0, 10.0)  # seconds between the tries, where the Hub fails
 SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the library alone would wait for ever
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
 HOLDS = {"weights": "model.safetensors", "adapters": lora.CONFIG}  # and the file that tells
 HOW_TO_LOG_IN = "export HF_TOKEN=… and list it under env_from, or log in with `hf auth login`"
-# A card as trainkit/trainer/checkpoint/export.py writes it, and nobody has changed it.
+# A card as trainkit/trainer/checkpoint/export.py writes it, unchanged.
 _OURS = re.compile(
     r"---\n(?:library_name: \S+\n)?(?:base_model: \S+\n)?tags:\n- trainkit\n---\n\n"
     r"# [^\n]*\n\nTrained with trainkit \([^\n]*\.\n"
@@ -49,17 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--message", default="Upload", help="of the commit")
     parser.add_argument("--tied", action="store_true", help="end when the standard input does, with who holds it")
     parser.add_argument("--replace", help="pattern of files that go from the repository where the folder has them not")
-    asked = parser.parse_args(argv)
-    if asked.node:
+    given = parser.parse_args(argv)
+    if given.node:
         return 0
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: the library's threads would first send what they have
-    if asked.tied:
+    if given.tied:
         threading.Thread(target=end_with_input, daemon=True).start()
     try:
-        api = ready(asked.repo, None if asked.private is None else asked.private == "yes", asked.holds)
-        if asked.folder is not None:
-            sys.stdout.write(upload(api, asked.repo, asked.folder, asked.message, asked.replace) + "\n")
+        api = ready(given.repo, None if given.private is None else given.private == "yes", given.holds)
+        if given.folder is not None:
+            sys.stdout.write(upload(api, given.repo, given.folder, given.message, given.replace) + "\n")
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -76,8 +76,8 @@ def end_with_input() -> None:
 def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
     """The library's HfApi, once the token may write to the repository.
 
-    private: whether a new one is, and one that is there must be; None takes what there is. holds: of HOLDS, what is to
-    be read there. MachineError where the token may not write, nobody answers, or readers would take something else.
+    private: whether a new one is, and an existing one must be; None takes what exists. holds: of HOLDS, what is to be
+    read there. MachineError where the token may not write, no answer comes, or readers would take something else.
     """
     try:
         from huggingface_hub import HfApi, get_token
@@ -90,17 +90,17 @@ def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
         raise MachineError(what, hint="unset it; `trainkit export --push` uploads later")
     if get_token() is None:
         raise MachineError(f"nothing can be uploaded to {repo}: there is no token for the Hub", hint=HOW_TO_LOG_IN)
-    end_silence(SILENCE)
+    set_http_timeout(SILENCE)
     api: Any = HfApi(library_name="trainkit")
 
-    def made() -> Any:
+    def create() -> Any:
         api.create_repo(repo, private=private, exist_ok=True)
-        # For one that is there, a token that only reads is enough so far.
+        # For an existing one, a token that only reads is enough so far. Older releases cannot ask.
         if "write" in inspect.signature(api.auth_check).parameters:
             api.auth_check(repo, write=True)
         return api.model_info(repo)
 
-    found = patiently(repo, made)
+    found = patiently(repo, create)
     if private is not None and found.private is not private:
         what = f"{repo} is there already and {'public' if private else 'private'}, which it is not to be"
         raise MachineError(what, hint="change that on its page of settings, or name another repository")
@@ -116,15 +116,15 @@ def upload(api: Any, repo: str, folder: Path, message: str, replace: str | None 
     """Commit a folder's files; the address of the commit. A model card that somebody has written stays.
 
     Weights in other files, which readers would prefer, go. replace: pattern of more files that are removed where the
-    folder has them not. MachineError where the Hub does not take them, after a few tries.
+    folder does not have them. MachineError where the Hub does not take them, after a few tries.
     """
-    goes = [replace] if replace else []
-    goes += WEIGHTS if any(path for pattern in WEIGHTS for path in folder.glob(pattern)) else ()
+    removed = [replace] if replace else []
+    removed += WEIGHTS if any(path for pattern in WEIGHTS for path in folder.glob(pattern)) else ()
 
     def commit() -> str:
-        leave = [CARD] if has_card_of_others(api, repo) else []
+        kept = [CARD] if has_card_of_others(api, repo) else []
         done = api.upload_folder(
-            repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=leave, delete_patterns=goes
+            repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=kept, delete_patterns=removed
         )
         return str(done.commit_url)
 
@@ -133,64 +133,47 @@ def upload(api: Any, repo: str, folder: Path, message: str, replace: str | None 
 
 def has_card_of_others(api: Any, repo: str) -> bool:
     """Whether the repository has a model card that trainkit has not written."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session
+    from huggingface_hub import HfFileSystem
 
-    if not api.file_exists(repo, CARD):
+    # Read, not downloaded: this process may end at any time, and would leave the file. Read anew in each try.
+    files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True)
+    try:
+        return not _OURS.fullmatch(files.read_text(f"{repo}/{CARD}", encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
         return False
-    # By no file of the library's: a process that ends at once would leave it.
-    headers = build_hf_headers(token=api.token)
-    answer = get_session().get(hf_hub_url(repo, CARD, endpoint=api.endpoint), headers=headers)
-    answer.raise_for_status()
-    return not _OURS.fullmatch(answer.text)
 
 
-def patiently(repo: str, act: Callable[[], Given]) -> Given:
-    """What it gives, tried again where the Hub or the way to it fails. MachineError with the reason at last."""
+def patiently(repo: str, act: Callable[[], Result]) -> Result:
+    """The result of an action that is tried again where the Hub fails, or cannot be reached. MachineError at last."""
+    from huggingface_hub import get_token
+
     for pause in (*PAUSES, None):
         try:
             return act()
         except Exception as error:  # the library, its HTTP library and the Rust of its transfers raise anything
-            if pause is None or not is_passing(error):
-                raise refused(repo, error) from error
+            status, reason = answer_in(error)
+            is_passing = status in (None, 408, 409, 412, 429) or status >= 500
+            if pause is None or not is_passing:
+                if token := get_token():
+                    reason = reason.replace(token, MASK)
+                raise refused(repo, status, reason[:LONGEST] or type(error).__name__) from error
             time.sleep(pause)
     raise AssertionError("the last try has no pause")
 
 
-def underlying(error: BaseException) -> BaseException:
-    """What an error is about: the first in its chain of causes with an answer of the Hub's, or the last."""
+def answer_in(error: BaseException) -> tuple[int | None, str]:
+    """The HTTP status that an error is about, None without an answer; and the Hub's or the library's reason."""
     while getattr(error, "response", None) is None and error.__cause__ is not None:
         error = error.__cause__
-    return error
+    response, message = getattr(error, "response", None), getattr(error, "server_message", None)
+    if response is None:
+        return None, " ".join(str(error).split())
+    status = int(response.status_code)
+    return status, " ".join((f"{status}: {message}" if message else str(error)).split())
 
 
-def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error is about; None where nothing was answered."""
-    response = getattr(underlying(error), "response", None)
-    return None if response is None else int(response.status_code)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether it may be over soon: the Hub is busy or fails, or no answer came."""
-    status = status_of(error)
-    return status in (408, 409, 412, 429) or status is None or status >= 500
-
-
-def reason_of(error: BaseException) -> str:
-    """What the Hub said, or else the library, in one line."""
-    found = underlying(error)
-    said, status = getattr(found, "server_message", None), status_of(error)
-    return " ".join(f"{status}: {said}".split() if said else str(found).split())
-
-
-def refused(repo: str, error: BaseException) -> MachineError:
-    """The library's reason in one line, without the token."""
-    from huggingface_hub import get_token
-
-    status, reason = status_of(error), reason_of(error)
-    if token := get_token():
-        reason = reason.replace(token, MASK)
-    reason = reason[:LONGEST] or type(error).__name__
+def refused(repo: str, status: int | None, reason: str) -> MachineError:
+    """What the Hub does not do, and the remedy."""
     if status in (401, 403, 404):
         return MachineError(
             f"nothing can be uploaded to {repo}: the Hub does not let this token write there ({reason})",

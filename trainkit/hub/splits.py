@@ -22,6 +22,7 @@ READ = (".parquet", ".jsonl")  # of a data set that has several formats the firs
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLITS |= {"dev": "validation", "test": "test"}
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.")
+_CONVERTED_FILE = re.compile(r"[^/]+/[^/]+/\d{4,}\.parquet")
 _HEAD = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*?$", re.DOTALL | re.MULTILINE)
 _SPECIAL = {"**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _TOKENS = re.compile(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^\]]+\]")
@@ -36,8 +37,8 @@ class NoSuchPartError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of a data set; None follows from what it has."""
+class RowSelection:
+    """The subset and splits that a recipe names; None follows from what the data set has."""
 
     subset: str | None = None
     split: str | None = None
@@ -50,25 +51,26 @@ def files_by_split(names: Iterable[str], readme: str = "", subset: str | None = 
     names: all files, from the data set's own folder. subset: None takes the default one. Raises NoSuchPartError.
     """
     every = sorted(names)
-    shown = [name for name in every if not _hidden(name)]
-    if configs := dict(_configs(readme)):
-        return _listed(every, configs, subset)
-    found = _readable(shown)
-    if found and all(_converted(name) for name in found):
-        return _of_converted(found, subset)
-    if subset is not None:
+    found = _readable([name for name in every if not _hidden(name)])
+    configs = dict(_configs(readme)) or _converted(found)
+    if not configs and subset is not None:
         raise NoSuchPartError("subset", f"has no subset {subset!r}", f"its {README} lists none: leave data.subset out")
-    return _by_names(found)
+    if not configs:
+        return _by_names(found)
+    chosen = subset or _default(configs)
+    if chosen not in configs:
+        raise NoSuchPartError("subset", f"has no subset {subset!r}", f"it has {', '.join(configs)}")
+    return _files_of(configs[chosen], every)
 
 
-def chosen(splits: Collection[str], asked: Asked) -> tuple[str, str]:
-    """The split to train on, and the one to evaluate on; the latter empty where it is part of the former.
+def selected_splits(splits: Collection[str], rows: RowSelection) -> tuple[str, str]:
+    """The split to train on, and the one to evaluate on; the latter is empty where it is part of the former.
 
     Raises NoSuchPartError.
     """
     only = next(iter(splits)) if len(splits) == 1 else ""
-    first = asked.split or ("train" if "train" in splits else only)
-    second = asked.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
+    first = rows.split or ("train" if "train" in splits else only)
+    second = rows.validation_split or ("validation" if "validation" in splits and first != "validation" else "")
     for key, name in (("split", first), ("validation_split", second or first)):
         if name not in splits:
             lacks = f"has no split {name!r}" if name else "has several splits, and none is train"
@@ -81,7 +83,7 @@ def _configs(readme: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     head = _HEAD.search(readme)
     try:
         found = yaml.safe_load(head[1]) if head else None
-    except yaml.YAMLError:  # the Hub takes none of these; of a folder it is a text like any other
+    except yaml.YAMLError:  # the Hub takes none of these; in a folder it is a text like any other
         return
     configs = found.get("configs") if isinstance(found, dict) else None
     for each in configs if isinstance(configs, list) else ():
@@ -89,25 +91,15 @@ def _configs(readme: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield str(each.get("config_name", "default")), each
 
 
-def _listed(
-    every: list[str], configs: Mapping[str, Mapping[str, Any]], subset: str | None
-) -> dict[str, tuple[str, ...]]:
-    chosen_name = subset or _default(configs)
-    if chosen_name not in configs:
-        raise NoSuchPartError("subset", f"has no subset {subset!r}", f"it has {', '.join(configs)}")
-    config = configs[chosen_name]
-    below = posixpath.normpath(str(config.get("data_dir") or "."))
-    inside = [name for name in every if below == "." or name.startswith(f"{below}/")]
-    if "data_files" not in config:
-        return _by_names(_readable([name for name in inside if _hidden(name) == _hidden(f"{below}/")]))
-    found: dict[str, tuple[str, ...]] = {}
-    for split, patterns in _patterns(config["data_files"]):
-        meant = [posixpath.normpath(posixpath.join(below, each)) for each in patterns]
-        forms = [(_as_regex(each), _hidden(each)) for each in meant]
-        files = _readable([name for name in inside if any(_is_meant(name, *form) for form in forms)])
-        if files:
-            found[split] = tuple(files)
-    return found
+def _converted(names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """The subsets by their folders, where all files lie as the Hub's conversion puts them."""
+    configs: dict[str, Any] = {}
+    for name in names:
+        if not _CONVERTED_FILE.fullmatch(name):
+            return {}
+        subset, split, _ = name.split("/")
+        configs.setdefault(subset, {"data_files": {}})["data_files"][split] = f"{subset}/{split}/*"
+    return configs
 
 
 def _default(configs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -119,21 +111,31 @@ def _default(configs: Mapping[str, Mapping[str, Any]]) -> str:
     return found[0]
 
 
+def _files_of(config: Mapping[str, Any], every: list[str]) -> dict[str, tuple[str, ...]]:
+    """The files of one subset by split, as its patterns say; without patterns by the names in its folder."""
+    below = posixpath.normpath(str(config.get("data_dir") or "."))
+    inside = [name for name in every if below == "." or name.startswith(f"{below}/")]
+    if "data_files" not in config:
+        return _by_names(_readable([name for name in inside if _hidden(name) == _hidden(f"{below}/")]))
+    found: dict[str, tuple[str, ...]] = {}
+    for split, patterns in _patterns(config["data_files"]):
+        meant = [posixpath.normpath(posixpath.join(below, each)) for each in patterns]
+        forms = [(_as_regex(each), _hidden(each)) for each in meant]
+        files = [name for name in inside if any(form.fullmatch(name) and _hidden(name) == n for form, n in forms)]
+        if readable := _readable(files):
+            found[split] = tuple(readable)
+    return found
+
+
 def _patterns(data_files: Any) -> Iterator[tuple[str, list[str]]]:
     """Split and patterns; without a split they are of `train`."""
-    entries: list[tuple[str, Any]] = []
+    entries: list[tuple[str, Any]] = [("train", data_files)]
     if isinstance(data_files, Mapping):
         entries = [(str(split), path) for split, path in data_files.items()]
     elif isinstance(data_files, list) and data_files and all(isinstance(each, Mapping) for each in data_files):
         entries = [(str(each.get("split", "train")), each.get("path")) for each in data_files]
-    else:
-        entries = [("train", data_files)]
     for split, path in entries:
         yield split, [str(each) for each in (path if isinstance(path, list) else [path])]
-
-
-def _is_meant(name: str, form: re.Pattern[str], hidden: int) -> bool:
-    return form.fullmatch(name) is not None and _hidden(name) == hidden
 
 
 def _hidden(name: str) -> int:
@@ -178,26 +180,6 @@ def _by_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _splits_in(name: str) -> Iterator[str]:
+    """The splits that a file's name and the folders above it name, the nearest first."""
     words = (re.split(r"[-_.]", part.lower())[0] for part in reversed(name.split("/")))
     return (_SPLITS[word] for word in words if word in _SPLITS)
-
-
-def _converted(name: str) -> bool:
-    """Whether a file lies where the Hub converts data sets to: <subset>/<split>/<number>.parquet."""
-    parts = name.split("/")
-    return len(parts) == 3 and re.fullmatch(r"\d{4,}\.parquet", parts[2]) is not None
-
-
-def _of_converted(names: Iterable[str], subset: str | None) -> dict[str, tuple[str, ...]]:
-    every = list(names)
-    subsets = list(dict.fromkeys(name.partition("/")[0] for name in every))
-    chosen_name = subset or ("default" if "default" in subsets or len(subsets) > 1 else subsets[0])
-    if chosen_name not in subsets:
-        lacks = f"has no subset {subset!r}" if subset else "has several subsets, and none is the default"
-        raise NoSuchPartError("subset", lacks, f"it has {', '.join(subsets)}")
-    found: dict[str, list[str]] = {}
-    for name in every:
-        owner, split, _ = name.split("/")
-        if owner == chosen_name:  # a part of a split has a name of its own: nothing is left out unsaid
-            found.setdefault(split, []).append(name)
-    return {split: tuple(files) for split, files in found.items()}

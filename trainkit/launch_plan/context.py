@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import Origin
-from trainkit.hub.cache import Copy
+from trainkit.hub.cache import CachedRepo
 from trainkit.launch_plan.model import BatchArithmetic, Device, NodeGroup, Resume, Topology
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts, Gpu
@@ -56,7 +56,7 @@ class Context:
     dtype: Dtype
     training_digest: str = ""  # until the batch is solved
     resume: Resume = NOT_LOOKED_FOR
-    hub: Sequence[Copy] = ()
+    hub: Sequence[CachedRepo] = ()
 
     @property
     def recipe(self) -> Recipe:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trainkit.decode import decode
 from trainkit.errors import MachineError
-from trainkit.hub.names import Download, Named
+from trainkit.hub.names import Download, RepoRef
 
 PLAN_VERSION = 1
 
@@ -315,7 +315,7 @@ class Plan:
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]
-    repositories: tuple[Named, ...] = ()  # of the Hub, each at its commit
+    repositories: tuple[RepoRef, ...] = ()  # of the Hub, each at its commit
     downloads: tuple[Download, ...] = ()  # of those of which it is known
     container: PlannedContainer | None = None
     environment: EnvironmentDiff

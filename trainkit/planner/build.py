@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.hub.cache import Copy
+from trainkit.hub.cache import CachedRepo
 from trainkit.launch_plan.context import Asked, Context
 from trainkit.launch_plan.model import (
     PLAN_VERSION,
@@ -31,14 +31,13 @@ from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
 from trainkit.optimizers import optimizer
 from trainkit.planner import env, expected
-from trainkit.planner import hub as pushing
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.container import planned, seen_inside, wrapped
 from trainkit.planner.container import preparations as prepared
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import SETTINGS, overwritten, plan_environment
 from trainkit.planner.fingerprint import recipe_digest, training_digest
-from trainkit.planner.hub import preparations as fetches
+from trainkit.planner.hub import preparations as hub_preparations
 from trainkit.planner.hub import repositories, with_repositories
 from trainkit.planner.placement import Placement, core_argv, counted_cards, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
@@ -71,7 +70,7 @@ OWN_ENGINE = "the script configures DeepSpeed's engine in its own code; the plan
 
 
 def build_plan(
-    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[Copy] = ()
+    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[CachedRepo] = ()
 ) -> Planned:
     """The plan for a recipe on a machine. saved, own: checkpoints of earlier runs and of this one, newest first.
 
@@ -96,9 +95,7 @@ def build_plan(
         cards=_cards(context),
         batch=context.batch,
         commands=(command,),
-        preparations=prepared(
-            context, environment, (*pushing.push_preparations(context), *fetches(context), *builds(context))
-        ),
+        preparations=prepared(context, environment, (*hub_preparations(context), *builds(context))),
         **repositories(context),
         container=planned(context, environment),
         environment=environment,
@@ -150,7 +147,7 @@ def _provenance(
 
 
 def decide(
-    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[Copy] = ()
+    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[CachedRepo] = ()
 ) -> tuple[Context, Choice, Choice, tuple[Diagnostic, ...]]:
     """Every decision, the launcher and the device with their reasons, and what is to be remarked on them.
 

@@ -91,8 +91,8 @@ def _settings(context: Context) -> dict[str, tuple[Any, Source]]:
         "dtype": (context.dtype, Source(("precision.dtype",))),
         "training_digest": (context.training_digest, digest),
         "repositories": (
-            [[each.named.key, each.named.kind, each.named.name, each.named.commit] for each in context.hub],
-            Source(tuple(each.named.key for each in context.hub)),
+            [[each.ref.key, each.ref.kind, each.ref.name, each.ref.commit] for each in context.hub],
+            Source(tuple(each.ref.key for each in context.hub)),
         ),
         "deepspeed": (FILE if context.zero else None, Source(("strategy.kind",))),
     }

@@ -15,7 +15,7 @@ from typing import Any, cast
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json
 from trainkit.hub.cache import public_name, shown
-from trainkit.hub.splits import READ, README, Asked, NoSuchPartError, chosen, files_by_split
+from trainkit.hub.splits import READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.data import Mixed
 from trainkit.recipe.schema.model import is_packed
@@ -265,7 +265,7 @@ def _of_split(paths: Sequence[Path], asked: Mixed, second: str | None) -> tuple[
     for path in paths:
         splits = shards_by_split(path, asked.subset)
         with explained(path):
-            first, other = chosen(splits, Asked(asked.subset, asked.split, second))
+            first, other = selected_splits(splits, RowSelection(asked.subset, asked.split, second))
         files += splits[first]
         held_out += splits[other] if other else []
     return files, held_out
@@ -366,7 +366,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
     columns = [name for name in named if name]
     with explained(path):
-        first, second = chosen(splits, Asked(data.subset, data.split, data.validation_split))
+        first, second = selected_splits(splits, RowSelection(data.subset, data.split, data.validation_split))
     train = _with_columns(splits, first, path, columns)
     held_out = _with_columns(splits, second, path, columns) if second else None
     names = train.names(data.label_field) if data.label_field else ()
