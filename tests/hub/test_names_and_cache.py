@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from trainkit.hub.cache import cache_root, cached_repo, index_file, located, missing_files, needed_files, shown
-from trainkit.hub.names import RepoRef, at, pinned, repo_refs, revision_without_name
+from trainkit.hub.names import RepoRef, pinned, repo_refs, revision_without_name
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.repository import is_repository, meant
 from trainkit.recipe.schema import Recipe
@@ -115,7 +115,7 @@ def test_each_source_of_a_mixture_may_be_named() -> None:
         ("data.mix.2.path", "owner/c", "main"),
     ]
     assert found[0].rows == RowSelection("en", "test", "dev")
-    with_commits = pinned(mixed, [at(each, A) for each in found]).model_dump()["data"]["mix"]
+    with_commits = pinned(mixed, [replace(each, commit=A) for each in found]).model_dump()["data"]["mix"]
     assert [each["revision"] for each in with_commits] == [A, None, A, "v1"]
     assert not list(revision_without_name(mixed, found))
     folders = located(mixed, [(each.key, each.kind, each.name, B) for each in found], ROOT)

@@ -1,4 +1,4 @@
-"""Checkpoints on their way to the Hub, behind the training: exported and uploaded by processes of their own."""
+"""Upload checkpoints to the Hub beside the training: processes of their own export and upload them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from trainkit.trainer.settings import Settings
 
 log = logging.getLogger("trainkit.trainer")
 EXPORT, UPLOAD = "trainkit.trainer.checkpoint", "trainkit.hub.push"
-# A rank's own, which is none of these processes'. Offline is what the ranks' libraries are, for nothing is downloaded
-# in silence; where the caller was, the run would not have begun.
+# Not for these processes: they are no ranks. And ranks are offline so that nothing is downloaded unnoticed; where the
+# caller was offline, the run would not have begun.
 NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 WHOLE = {"checkpoint": "last-checkpoint", "all": "checkpoints"}  # folder of the repository with checkpoints as they are
 NICE = 10  # the ranks come first
@@ -41,27 +41,31 @@ class Pushes:
     def __init__(self, settings: Settings, repo: str) -> None:
         self._recipe, self._run, self.repo = settings.recipe, settings.run_dir, repo
         self._strategy = settings.recipe.checkpoint.push_to_hub.strategy
-        self._sources: dict[str, Path] = {}  # the checkpoints by their names, which sort as the steps do
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._child: subprocess.Popen[str] | None = None
-        self._waiting: dict[str, Path] = {}  # what is kept of them
+        # By the names of checkpoints, which sort as their steps do.
+        self._sources: dict[str, Path] = {}  # their folders
+        self._waiting: dict[str, Path] = {}  # what is kept of those that are to be uploaded
+        self._tries: dict[str, int] = {}
         self._failures: dict[str, str] = {}  # reasons
         self._done: set[str] = set()
         self._current = ""  # the one that is being uploaded
-        self._finishing = self._is_last_try = self._ended = False
-        self._is_started_again = self._recipe.launcher.max_restarts > 0 or self._recipe.cluster.kind != "none"
-        self._take_over()
+        self._finishing = self._ended = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[str] | None = None
+        for path in sorted(RunLayout(self._run).pushes.glob("*")):  # of an attempt before this one
+            if self._strategy == "all" and path.name.startswith("step-") and path.suffix != EXPORT_SUFFIX:
+                self._waiting[path.name] = path
+            else:
+                remove(path)
 
     def saved(self, checkpoint: Path) -> None:
-        """A checkpoint is whole: take it, unless the end alone is asked for."""
+        """A checkpoint is whole: take it, unless only the end is asked for."""
         if self._strategy != "end":
             self._take(checkpoint)
 
     def finish(self, newest: Path) -> None:
         """The last checkpoint is saved: see that it is uploaded, and what has failed so far."""
-        self._finishing = self._strategy != "end"  # which has tried nothing yet
-        self._is_last_try = not self._finishing
+        self._finishing = True
         if newest.name in self._done:
             self._start()
         else:
@@ -84,7 +88,7 @@ class Pushes:
             reason = list(failures.values())[-1]
             raise TrainingError(
                 f"the training is over, and {listed(sorted(failures))} could not be uploaded to {self.repo}: {reason}",
-                hint=f"on the disk, and later: {self._later(failures)}",
+                hint=f"on the disk, and later: {self._commands(failures)}",
             )
 
     def abandon(self) -> None:
@@ -102,21 +106,13 @@ class Pushes:
             left.add(last.name)
         if left:
             what = "warning: not uploaded to %s, for the run ends before its time: %s; later: %s"
-            log.warning(what, self.repo, listed(sorted(left)), self._later(left))
+            log.warning(what, self.repo, listed(sorted(left)), self._commands(left))
         self._tidy()
 
-    def _take_over(self) -> None:
-        """Go on with what an attempt before this one has left, where every checkpoint is to be uploaded."""
-        for path in sorted(RunLayout(self._run).pushes.glob("*")):
-            if self._strategy == "all" and path.name.startswith("step-") and path.suffix != EXPORT_SUFFIX:
-                self._waiting[path.name] = path
-            else:
-                remove(path)
-
-    def _later(self, names: Iterable[str]) -> str:
+    def _commands(self, names: Iterable[str]) -> str:
         """What uploads checkpoints by hand: the weights of the newest, and each whole where that is asked for."""
         folders = {name: self._source(name) for name in sorted(names)}
-        folders = {name: there if there.exists() else self._waiting.get(name, there) for name, there in folders.items()}
+        folders = {name: path if path.exists() else self._waiting.get(name, path) for name, path in folders.items()}
         newest = max(folders)
         words = ["trainkit", "export", str(folders[newest])]
         words += ["--adapter"] if self._recipe.peft.kind == "lora" else []
@@ -133,11 +129,11 @@ class Pushes:
 
     def _tidy(self) -> None:
         """Leave only what is kept nowhere else, or what a run that is started again goes on with."""
-        goes_on = self._strategy == "all" and self._is_started_again
+        restarts = self._recipe.launcher.max_restarts > 0 or self._recipe.cluster.kind != "none"
         for name, kept in self._waiting.items():
-            if not goes_on and self._source(name).exists():
+            if not (self._strategy == "all" and restarts) and self._source(name).exists():
                 remove(kept)
-        with suppress(OSError):  # there is none, or something is in it
+        with suppress(OSError):  # it does not exist, or something is in it
             RunLayout(self._run).pushes.rmdir()
 
     def _take(self, checkpoint: Path) -> None:
@@ -145,13 +141,14 @@ class Pushes:
         name, kept = checkpoint.name, RunLayout(self._run).pushes / checkpoint.name
         with self._lock:
             self._sources[name] = checkpoint
-            if self._strategy != "all":  # what is older is not asked for any more
+            if self._strategy != "all":  # older ones are not asked for any more
                 self._forget({*self._waiting, *self._failures} - {self._current, name})
+            self._tries.pop(name, None)
+            self._failures.pop(name, None)
             try:
                 if name not in self._waiting:
                     keep(checkpoint, kept)
                 self._waiting[name] = kept
-                self._failures.pop(name, None)
             except OSError as error:
                 self._failures[name] = f"its files cannot be kept for that: {error.strerror or error}"
                 return
@@ -169,17 +166,19 @@ class Pushes:
                 self._thread = threading.Thread(target=self._work, name="push", daemon=True)
                 self._thread.start()
 
+    def _most_tries(self) -> int:
+        """Of one checkpoint: another one at the end, unless the end is the first."""
+        return 2 if self._finishing and self._strategy != "end" else 1
+
     def _work(self) -> None:
         while True:
             with self._lock:
-                if self._finishing and not self._waiting.keys() - self._failures.keys():
-                    self._finishing, self._is_last_try = False, True
-                    self._failures = {name: why for name, why in self._failures.items() if name not in self._waiting}
-                self._current = min(self._waiting.keys() - self._failures.keys(), default="")
-                if self._ended or not self._current:
-                    self._thread, self._current = None, ""
+                left = [name for name in self._waiting if self._tries.get(name, 0) < self._most_tries()]
+                if self._ended or not left:
+                    self._thread = None
                     return
-            name = self._current
+                name = self._current = min(left, key=lambda name: (self._tries.get(name, 0), name))
+                self._tries[name] = self._tries.get(name, 0) + 1
             failure = self._push(name, self._waiting[name])
             with self._lock:
                 self._current = ""
@@ -187,7 +186,7 @@ class Pushes:
                 if failure is None:
                     self._done.add(name)
                     self._forget({name, *outdated})
-                elif max(self._waiting) > name and outdated:
+                elif outdated and max(self._waiting) > name:
                     self._forget(outdated)
                 else:
                     self._failures[name] = failure
@@ -209,7 +208,8 @@ class Pushes:
                 link_tree(kept, folder / whole / name)
             commit = self._run_module(upload).strip().rpartition("\n")[2]
         except Exception as error:  # noqa: BLE001 - nobody else would hear of it, and the end waits for this thread
-            if not (self._ended or self._is_last_try):  # of that `close` tells
+            is_last = self._finishing and self._tries.get(name, 0) >= self._most_tries()  # `close` reports it
+            if not (self._ended or is_last):
                 log.warning("warning: %s is not uploaded to %s: %s", name, self.repo, error)
             return str(error)
         finally:

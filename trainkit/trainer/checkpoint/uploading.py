@@ -11,7 +11,6 @@ from trainkit.stamps import CHECKPOINT
 from trainkit.text import listed
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint.manifest import newest
-from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.loop import Requests
 from trainkit.trainer.setup import Parts
@@ -29,7 +28,16 @@ def finish_pushes(parts: Parts, progress: Progress, requests: Requests) -> Signa
     if parts.settings.recipe.checkpoint.push_to_hub.repo is None:
         return stop
     if pushes is not None and stop is None:
-        _finish(pushes, parts, progress)
+        root, resumed = parts.checkpoints.root, parts.settings.resume
+        last = newest(root) if root is not None else None
+        if last is None and resumed is not None and 0 < parts.steps <= progress.first:
+            last = resumed  # of another run, whose upload may have failed: nothing is left to train
+        if last is not None:
+            pushes.finish(last)
+        elif progress.step > progress.first:
+            raise TrainingError(f"nothing can be uploaded to {pushes.repo}: the run has saved no checkpoint")
+        else:
+            log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
         if waiting := pushes.unfinished():
             log.info("the end waits for the upload of %s to %s", listed(waiting), pushes.repo)
     while stop is None:
@@ -43,17 +51,3 @@ def finish_pushes(parts: Parts, progress: Progress, requests: Requests) -> Signa
     if pushes is not None:
         pushes.close() if stop is None else pushes.abandon()
     return stop
-
-
-def _finish(pushes: Pushes, parts: Parts, progress: Progress) -> None:
-    root = parts.checkpoints.root
-    last = newest(root) if root is not None else None
-    resumed = parts.settings.resume
-    if last is None and resumed is not None and 0 < parts.steps <= progress.first:
-        last = resumed  # of another run, whose upload may have failed: nothing is left to train
-    if last is not None:
-        pushes.finish(last)
-    elif progress.step > progress.first:
-        raise TrainingError(f"nothing can be uploaded to {pushes.repo}: the run has saved no checkpoint")
-    else:
-        log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
