@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.hub_server.server import READER, Hub
-from trainkit.errors import RecipeError, UsageError
+from trainkit.errors import MachineError, RecipeError, UsageError
 from trainkit.hub.cache import CachedRepo
 from trainkit.hub.fetch import PARTS, fetch, resume_partial_downloads
 from trainkit.hub.lookup import HubClient, look_up, set_http_timeout
@@ -201,6 +201,23 @@ def test_a_part_with_other_bytes_is_not_taken(hub: Hub, part: Path, begin: bytes
     fetch(MODEL, client_of(hub))
     assert Path(looked_up(hub).folder, "model.safetensors").read_bytes() == WEIGHTS
     assert not part.parent.exists()
+
+
+def test_a_fetch_that_is_cut_off_goes_on_where_it_ended(hub: Hub, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainkit.hub.fetch._PIECE", 1000)
+    hub.fail("*/model.safetensors", cut_after=5500)
+    fetch(MODEL, client_of(hub))
+    assert [each.range for each in hub.contents("owner/small", "model.safetensors")] == ["bytes=1000-", "bytes=6000-"]
+
+
+def test_a_file_with_another_checksum_is_not_kept(hub: Hub, part: Path) -> None:
+    hub.fail("*/model.safetensors", corrupt=True, times=None)
+    with pytest.raises(MachineError, match="came with another checksum than the Hub has"):
+        fetch(MODEL, client_of(hub))
+    assert not list(part.parents[1].rglob("model.safetensors"))
+    hub.faults.clear()
+    fetch(MODEL, client_of(hub))
+    assert Path(looked_up(hub).folder, "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_blob_in_the_store_that_repositories_share_is_sound(hub: Hub, part: Path) -> None:

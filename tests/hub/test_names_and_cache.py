@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from trainkit.hub.cache import cache_root, cached_repo, index_file, located, missing_files, needed_files, shown
+from trainkit.hub.cache import (
+    CachedRepo,
+    cache_root,
+    cached_repo,
+    index_file,
+    located,
+    missing_files,
+    needed_files,
+    shown,
+)
 from trainkit.hub.names import RepoRef, pinned, repo_refs, revision_without_name
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.repository import is_repository, meant
@@ -122,19 +131,6 @@ def test_each_source_of_a_mixture_may_be_named() -> None:
     assert folders.model_dump()["data"]["mix"][0]["path"] == f"{ROOT}/datasets--owner--a/snapshots/{B}"
 
 
-def test_the_readme_of_a_data_set_says_what_is_missing() -> None:
-    rows = RepoRef("data.path", "dataset", "owner/rows", A)
-    storage = f"{ROOT}/datasets--owner--rows"
-    disk = {f"{storage}/trees/{A}.json": listing(**{"README.md": 3, "a.parquet": 70, "b.parquet": 90})}
-    part = cached_repo(rows, ROOT, Texts(disk))
-    assert part is not None
-    assert part.missing == ("README.md",)
-    readme = "---\nconfigs:\n- data_files: b.parquet\n---\n"
-    known = cached_repo(rows, ROOT, Texts({**disk, f"{storage}/snapshots/{A}/README.md": readme}))
-    assert known is not None
-    assert known.missing == ("b.parquet",)
-
-
 def test_a_revision_of_a_folder_is_noticed() -> None:
     model = {"kind": "hf", "path": "folder", "revision": "v2"}
     assert list(revision_without_name(recipe(model=model), ())) == [("model.revision", "folder")]
@@ -143,10 +139,7 @@ def test_a_revision_of_a_folder_is_noticed() -> None:
 
 
 def test_a_pinned_recipe_names_the_commit() -> None:
-    assert (
-        pinned(recipe(), [RepoRef("model.path", "model", "owner/small", commit=A)]).model_dump()["model"]["revision"]
-        == A
-    )
+    assert pinned(recipe(), [replace(MODEL, commit=A)]).model_dump()["model"]["revision"] == A
     assert pinned(recipe(), [MODEL]) == recipe()  # nobody knows it
 
 
@@ -200,6 +193,12 @@ def test_where_the_cache_is() -> None:
     assert cache_root(scratch, "/home/me") == "/scratch/me/hf$UNKNOWN/hub"
 
 
+def found(ref: RepoRef, disk: Mapping[str, str]) -> CachedRepo:
+    repo = cached_repo(ref, ROOT, Texts(disk))
+    assert repo is not None
+    return repo
+
+
 def test_what_was_never_asked_for_is_not_known() -> None:
     assert cached_repo(MODEL, ROOT, Texts({})) is None
     assert cached_repo(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": "no commit"})) is None
@@ -211,65 +210,57 @@ def test_a_listing_says_what_is_missing() -> None:
         f"{STORAGE}/trees/{A}.json": listing(**{"config.json": 3, "model.safetensors": 70, "tf_model.h5": 90}),
         f"{SNAPSHOT}/config.json": "{}",
     }
-    part = cached_repo(MODEL, ROOT, Texts(disk))
-    assert part is not None
+    part = found(MODEL, disk)
     assert (part.ref.commit, part.folder, part.missing) == (A, SNAPSHOT, ("model.safetensors",))
-    assert part.sizes == {"config.json": 3, "model.safetensors": 70}
-    whole = cached_repo(MODEL, ROOT, Texts({**disk, f"{SNAPSHOT}/model.safetensors": "x"}))
-    assert whole is not None
-    assert whole.whole
+    assert (part.sizes, part.missing_bytes) == ({"config.json": 3, "model.safetensors": 70}, 70)
+    assert found(MODEL, {**disk, f"{SNAPSHOT}/model.safetensors": "x"}).whole
+
+
+def test_the_readme_of_a_data_set_says_what_is_missing() -> None:
+    rows = RepoRef("data.path", "dataset", "owner/rows", A)
+    storage = f"{ROOT}/datasets--owner--rows"
+    disk = {f"{storage}/trees/{A}.json": listing(**{"README.md": 3, "a.parquet": 70, "b.parquet": 90})}
+    assert found(rows, disk).missing == ("README.md",)
+    readme = "---\nconfigs:\n- data_files: b.parquet\n---\n"
+    assert found(rows, {**disk, f"{storage}/snapshots/{A}/README.md": readme}).missing == ("b.parquet",)
 
 
 def test_a_commit_needs_no_branch() -> None:
     disk = {f"{STORAGE}/snapshots/{B}/config.json": "{}", f"{STORAGE}/snapshots/{B}/model.safetensors": "x"}
-    found = cached_repo(RepoRef("model.path", "model", "owner/small", B), ROOT, Texts(disk))
-    assert found is not None
-    assert found.whole
+    assert found(replace(MODEL, revision=B), disk).whole
 
 
 @pytest.mark.parametrize("listed", ["", "[1]", "{", '{"files": {"config.json": {}}}'])
 def test_without_a_sound_listing_the_index_says_which_shards_there_are(listed: str) -> None:
-    index = json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}})
     disk = {
         f"{STORAGE}/refs/main": f"{A}\n",
         f"{STORAGE}/trees/{A}.json": listed,
         f"{SNAPSHOT}/config.json": "{}",
-        f"{SNAPSHOT}/model.safetensors.index.json": index,
+        f"{SNAPSHOT}/model.safetensors.index.json": INDEX,
         f"{SNAPSHOT}/{SHARDS[0]}": "x",
     }
-    found = cached_repo(MODEL, ROOT, Texts(disk))
-    assert found is not None
-    assert found.missing == (SHARDS[1],)
-    unknown = cached_repo(MODEL, ROOT, Texts({f"{STORAGE}/refs/main": A, f"{SNAPSHOT}/config.json": "{}"}))
-    assert unknown is not None
-    assert unknown.sizes is None
-    assert not unknown.whole
+    assert found(MODEL, disk).missing == (SHARDS[1],)
+    unknown = found(MODEL, {f"{STORAGE}/refs/main": A, f"{SNAPSHOT}/config.json": "{}"})
+    assert (unknown.sizes, unknown.whole) == (None, False)
 
 
 def test_what_transformers_has_fetched_one_by_one_tells_where_it_is_all() -> None:
-    absent = f"{STORAGE}/.no_exist/{A}"
-    there = {f"{SNAPSHOT}/{name}": "x" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")}
-    asked = {f"{absent}/{name}": "" for name in ("special_tokens_map.json", "added_tokens.json")}
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    disk = {f"{SNAPSHOT}/{name}": "x" for name in names}
+    disk |= {f"{STORAGE}/.no_exist/{A}/{name}": "" for name in ("special_tokens_map.json", "added_tokens.json")}
     here = replace(TOKENIZER, name="owner/small", commit=A)
-    found = cached_repo(here, ROOT, Texts({**there, **asked}))
-    assert found is not None
-    assert found.whole
-    for missing in (*there, *asked):  # nobody knows whether the commit has it
-        left = cached_repo(
-            here, ROOT, Texts({name: text for name, text in {**there, **asked}.items() if name != missing})
-        )
-        assert left is not None
-        assert left.sizes is None
+    assert found(here, disk).whole
+    for missing in disk:  # it is unknown whether the commit has it
+        assert found(here, {name: text for name, text in disk.items() if name != missing}).sizes is None
     adapters = {f"{SNAPSHOT}/adapter_config.json": "{}", f"{SNAPSHOT}/adapter_model.safetensors": "x"}
-    for disk, whole in ((adapters, True), ({f"{SNAPSHOT}/adapter_config.json": "{}"}, False)):
-        known = cached_repo(replace(ADAPTERS, name="owner/small", commit=A), ROOT, Texts(disk))
-        assert known is not None
-        assert known.whole == whole
+    here = replace(ADAPTERS, name="owner/small", commit=A)
+    assert found(here, adapters).whole
+    assert not found(here, {f"{SNAPSHOT}/adapter_config.json": "{}"}).whole
 
 
 def test_the_trainer_gets_folders() -> None:
-    found = located(recipe(), [("model.path", "model", "owner/small", A)], ROOT)
-    assert found.model_dump()["model"]["path"] == SNAPSHOT
+    folders = located(recipe(), [("model.path", "model", "owner/small", A)], ROOT)
+    assert folders.model_dump()["model"]["path"] == SNAPSHOT
     assert located(recipe(), [], ROOT) == recipe()
     assert shown(SNAPSHOT) == "owner/small on the Hub"
     assert shown("/models/small") == "/models/small"

@@ -12,7 +12,6 @@ from pathlib import Path
 # What a new repository's .gitattributes keeps in LFS, and the size from which the Hub keeps everything there.
 LFS_NAMES = ("*.safetensors", "*.bin", "*.pt", "*.parquet", "*.arrow", "*.gz", "*.zip", "*.tar", "*.msgpack")
 LFS_SIZE = 10 * 1024**2
-DATE = "2026-01-01T00:00:00.000Z"
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,11 @@ class Blob:
         """Git's hash of what it holds."""
         held = self.pointer if self.lfs else self.content
         return hashlib.sha1(b"blob %d\0" % len(held) + held, usedforsecurity=False).hexdigest()
+
+    @property
+    def lfs_sizes(self) -> dict[str, int]:
+        """As listings have them beside the checksum."""
+        return {"size": len(self.content), "pointerSize": len(self.pointer)}
 
     @property
     def etag(self) -> str:
@@ -103,12 +107,8 @@ class Repository:
         return self.commit(before, message, branch)
 
     def at(self, revision: str) -> Commit | None:
-        """The commit that a branch, a tag, or a hash (of seven digits or more) names."""
-        for names in (self.branches, self.tags, self.commits):
-            if revision in names:
-                return names[revision]
-        by_start = [commit for oid, commit in self.commits.items() if len(revision) >= 7 and oid.startswith(revision)]
-        return by_start[0] if len(by_start) == 1 else None
+        """The commit that a branch, a tag, or a hash names."""
+        return self.branches.get(revision) or self.tags.get(revision) or self.commits.get(revision)
 
     def files(self, revision: str = "main") -> dict[str, bytes]:
         """The contents at a revision, by name."""
@@ -127,60 +127,39 @@ def files_of(source: Path | Mapping[str, bytes | str]) -> dict[str, Blob]:
     return {name: blob(name, content) for name, content in contents.items()}
 
 
-def entries(commit: Commit, under: str = "", *, recursive: bool, expand: bool) -> list[dict[str, object]]:
+def entries(commit: Commit, under: str = "", *, recursive: bool = True) -> list[dict[str, object]]:
     """The tree below a folder, as the Hub lists it."""
     prefix = f"{under}/" if under else ""
-    within = {name: held for name, held in commit.files.items() if name.startswith(prefix)}
     listed: dict[str, dict[str, object]] = {}
-    for name, held in sorted(within.items()):
+    for name, held in sorted(commit.files.items()):
+        if not name.startswith(prefix):
+            continue
         parts = name.removeprefix(prefix).split("/")
         folders = [prefix + "/".join(parts[: depth + 1]) for depth in range(len(parts) - 1)]
         for folder in folders if recursive else folders[:1]:
-            listed.setdefault(folder, folder_entry(folder))
+            oid = hashlib.sha1(folder.encode(), usedforsecurity=False).hexdigest()
+            listed.setdefault(folder, {"type": "directory", "oid": oid, "size": 0, "path": folder})
         if recursive or not folders:
-            listed[name] = file_entry(name, held)
-    if expand:
-        last = {"id": commit.oid, "title": commit.message, "date": DATE}
-        return [{**entry, "lastCommit": last} for entry in listed.values()]
+            listed[name] = {"type": "file", "oid": held.oid, "size": len(held.content), "path": name}
+            listed[name] |= {"lfs": {"oid": held.sha256, **held.lfs_sizes}} if held.lfs else {}
     return list(listed.values())
-
-
-def folder_entry(name: str) -> dict[str, object]:
-    oid = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
-    return {"type": "directory", "oid": oid, "size": 0, "path": name}
-
-
-def file_entry(name: str, held: Blob) -> dict[str, object]:
-    entry: dict[str, object] = {"type": "file", "oid": held.oid, "size": len(held.content), "path": name}
-    if held.lfs:
-        size = len(held.content)
-        entry["lfs"] = {"oid": held.sha256, "size": size, "pointerSize": len(held.pointer)}
-    return entry
 
 
 def info(repository: Repository, commit: Commit, *, blobs: bool) -> dict[str, object]:
     """What the Hub tells of a repository at a commit; with `blobs`, of its files' sizes too."""
     siblings: list[dict[str, object]] = []
     for name, held in sorted(commit.files.items()):
-        sibling: dict[str, object] = {"rfilename": name}
-        if blobs:
-            sibling |= {"blobId": held.oid, "size": len(held.content)}
-            if held.lfs:
-                size = len(held.content)
-                sibling["lfs"] = {"sha256": held.sha256, "size": size, "pointerSize": len(held.pointer)}
-        siblings.append(sibling)
+        sizes: dict[str, object] = {"blobId": held.oid, "size": len(held.content)} if blobs else {}
+        sizes |= {"lfs": {"sha256": held.sha256, **held.lfs_sizes}} if blobs and held.lfs else {}
+        siblings.append({"rfilename": name, **sizes})
     return {
         "_id": "0" * 24,
         "id": repository.name,
         "author": repository.name.split("/")[0],
         "sha": commit.oid,
-        "createdAt": DATE,
-        "lastModified": DATE,
+        "lastModified": "2026-01-01T00:00:00.000Z",
         "private": repository.private,
         "gated": "manual" if repository.gated else False,
-        "disabled": False,
-        "downloads": 0,
-        "likes": 0,
         "tags": [],
         "siblings": siblings,
     }

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote
 import yaml
 
 from tests.hub_server.handler import HubHandler, Refusal, Route
-from tests.hub_server.repositories import DATE, Blob, Commit, entries, in_lfs, info
+from tests.hub_server.repositories import Blob, entries, in_lfs, info
 
 
 def tell(at: HubHandler, kind: str, repo: str, rev: str = "main") -> None:
@@ -21,35 +21,16 @@ def tell(at: HubHandler, kind: str, repo: str, rev: str = "main") -> None:
 
 def tree(at: HubHandler, kind: str, repo: str, rev: str, path: str) -> None:
     commit = at.commit_of(at.repository(kind, repo), rev)
-    said = {name: at.query.get(name, ["false"])[0].lower() in ("true", "1") for name in ("recursive", "expand")}
-    listed = entries(commit, path, recursive=said["recursive"], expand=said["expand"])
+    listed = entries(commit, path, recursive=at.query.get("recursive", ["false"])[0].lower() in ("true", "1"))
     if path and not listed:
         raise Refusal(404, f"{path} does not exist on {rev!r}", "EntryNotFound")
     at.send_json(listed)
 
 
 def paths_info(at: HubHandler, kind: str, repo: str, rev: str) -> None:
-    commit = at.commit_of(at.repository(kind, repo), rev)
-    told = parse_qs(at.body.decode())
-    expand = told.get("expand", ["false"])[0].lower() == "true"
-    every = {str(entry["path"]): entry for entry in entries(commit, recursive=True, expand=expand)}
-    at.send_json([every[path] for path in told.get("paths", ()) if path in every])
-
-
-def refs(at: HubHandler, kind: str, repo: str) -> None:
-    repository = at.repository(kind, repo)
-
-    def listed(named: Mapping[str, Commit], folder: str) -> list[dict[str, str]]:
-        return [{"name": n, "ref": f"refs/{folder}/{n}", "targetCommit": c.oid} for n, c in named.items()]
-
-    at.send_json(
-        {"branches": listed(repository.branches, "heads"), "tags": listed(repository.tags, "tags"), "converts": []}
-    )
-
-
-def commits(at: HubHandler, kind: str, repo: str, rev: str) -> None:
-    history = at.commit_of(at.repository(kind, repo), rev).history()
-    at.send_json([{"id": c.oid, "title": c.message, "message": "", "date": DATE, "authors": []} for c in history])
+    asked = parse_qs(at.body.decode()).get("paths", ())
+    listed = entries(at.commit_of(at.repository(kind, repo), rev))
+    at.send_json([entry for entry in listed if entry["path"] in asked])
 
 
 def auth_check(at: HubHandler, kind: str, repo: str, write: str) -> None:
@@ -59,6 +40,7 @@ def auth_check(at: HubHandler, kind: str, repo: str, write: str) -> None:
 
 def resolve(at: HubHandler, kind: str, repo: str, rev: str, file: str) -> None:
     """A file by its name: where its content is, and which content that is."""
+    kind = kind or "model"
     repository = at.repository(kind, repo)
     at.admitted(repository)
     commit = at.commit_of(repository, rev)
@@ -82,13 +64,6 @@ def content(at: HubHandler, kind: str, repo: str, rev: str, file: str) -> None:
 def small_content(at: HubHandler, kind: str, repo: str, rev: str, file: str) -> None:
     at.admitted(at.repository(kind, repo))
     content(at, kind, repo, rev, file)
-
-
-def whoami(at: HubHandler) -> None:
-    if at.user is None:
-        raise Refusal(401, "Invalid username or password.")
-    role = {"displayName": "tests", "role": "write" if at.user.write else "read"}
-    at.send_json({"type": "user", "name": at.user.name, "orgs": [], "auth": {"type": "token", "accessToken": role}})
 
 
 def create(at: HubHandler) -> None:
@@ -189,57 +164,22 @@ def delete_file(at: HubHandler, files: dict[str, Blob], told: Mapping[str, str])
         raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
 
 
-def delete_folder(at: HubHandler, files: dict[str, Blob], told: Mapping[str, str]) -> None:
-    for name in [name for name in files if name.startswith(told["path"].rstrip("/") + "/")]:
-        del files[name]
-
-
-def make_branch(at: HubHandler, kind: str, repo: str, rev: str) -> None:
-    repository = at.writable(kind, repo)
-    if rev in repository.branches:
-        raise Refusal(409, f"Reference already exists: {rev}")
-    repository.branches[rev] = at.commit_of(repository, at.json().get("startingPoint", "main"))
-    at.send_json({})
-
-
-def make_tag(at: HubHandler, kind: str, repo: str, rev: str) -> None:
-    repository, tag = at.writable(kind, repo), at.json()["tag"]
-    if tag in repository.tags:
-        raise Refusal(409, f"Reference already exists: {tag}")
-    repository.tags[tag] = at.commit_of(repository, rev)
-    at.send_json({})
-
-
-OPERATIONS = {"file": write_file, "lfsFile": write_lfs, "deletedFile": delete_file, "deletedFolder": delete_folder}
+OPERATIONS = {"file": write_file, "lfsFile": write_lfs, "deletedFile": delete_file}
 KIND, REPO, REV = r"(?P<kind>model|dataset)s", r"(?P<repo>[^/]+(?:/[^/]+)?)", r"(?P<rev>[^/]+)"
 API, OF_FILE = rf"/api/{KIND}/{REPO}", rf"/{REV}/(?P<file>.+)"
 CONTENT = rf"{KIND}/{REPO}/(?P<rev>[0-9a-f]{{40}})/(?P<file>.+)"
 
 
-def model_file(at: HubHandler, repo: str, rev: str, file: str) -> None:
-    resolve(at, "model", repo, rev, file)
-
-
-def dataset_file(at: HubHandler, repo: str, rev: str, file: str) -> None:
-    resolve(at, "dataset", repo, rev, file)
-
-
 HUB: list[Route] = [
     ("GET", rf"/api/resolve-cache/{CONTENT}", small_content),
-    ("GET", rf"/datasets/{REPO}/resolve{OF_FILE}", dataset_file),
-    ("GET", rf"/{REPO}/resolve{OF_FILE}", model_file),
+    ("GET", rf"/(?:(?P<kind>dataset)s/)?{REPO}/resolve{OF_FILE}", resolve),
     ("GET", rf"{API}/revision/{REV}", tell),
     ("GET", rf"{API}/tree/{REV}(?:/(?P<path>.+))?", tree),
-    ("GET", rf"{API}/refs", refs),
-    ("GET", rf"{API}/commits/{REV}", commits),
     ("GET", rf"{API}/auth-check(?P<write>/write)?", auth_check),
     ("GET", API, tell),
-    ("GET", "/api/whoami-v2", whoami),
     ("POST", rf"{API}/paths-info/{REV}", paths_info),
     ("POST", rf"{API}/preupload/{REV}", preupload),
     ("POST", rf"{API}/commit/{REV}", commit),
-    ("POST", rf"{API}/branch/{REV}", make_branch),
-    ("POST", rf"{API}/tag/{REV}", make_tag),
     ("POST", rf"/(?:(?P<kind>dataset)s/)?{REPO}\.git/info/lfs/objects/batch", lfs_batch),
     ("POST", "/api/lfs-verify", lfs_verify),
     ("POST", "/api/repos/create", create),

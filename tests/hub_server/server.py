@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_server.faults import Fault, Faults, Request
-from tests.hub_server.handler import HubHandler, Route
+from tests.hub_server.handler import Fault, Faults, HubHandler, Request, Route
 from tests.hub_server.repositories import Blob, Repository, files_of
 from tests.hub_server.routes import CDN, HUB
 
