@@ -23,6 +23,8 @@ from trainkit.recipe.resolved import Resolved
 pytestmark = pytest.mark.torch
 constants = pytest.importorskip("huggingface_hub.constants")
 
+from huggingface_hub.hf_api import RepoFile  # noqa: E402
+
 Layered = Callable[..., Resolved]
 MODEL = RepoRef("model.path", "model", "owner/small")
 FILES: dict[str, bytes | str] = {"config.json": "{}", "model.safetensors": b"weights", "tokenizer.json": "{}"}
@@ -154,20 +156,11 @@ def test_a_list_that_does_not_come_is_asked_for_anew(hub: Hub) -> None:
     assert looked_up(hub, RepoRef("data.path", "dataset", "owner/rows")).whole
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_hub_that_falls_silent_is_asked_anew(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("huggingface_hub", minversion="1.0")
-    hub.add("owner/small", {**FILES, "model.safetensors": WEIGHTS})
-    assert looked_up(hub).missing == ("model.safetensors",)
-    hub.fail("*/resolve/*", method="HEAD", hangs=True)
-    fetch(MODEL, client_of(hub))
-    assert hub.downloads("owner/small", "model.safetensors") == 1
-    assert "nothing has come for" in capsys.readouterr().out
-
-
 @pytest.fixture
 def part(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The beginning of a model's weights, as a fetch that was killed has left it."""
+    if "xet_hash" not in RepoFile.__annotations__:
+        pytest.skip("this release of huggingface_hub goes on with files by itself")
     monkeypatch.setattr("trainkit.hub.fetch.LARGE", 1000)
     added = hub.add("owner/small", {**FILES, "model.safetensors": WEIGHTS})
     folder = Path(client_of(hub).root, looked_up(hub).ref.folder, PARTS)
@@ -208,6 +201,14 @@ def test_a_fetch_that_is_cut_off_goes_on_where_it_ended(hub: Hub, part: Path, mo
     hub.fail("*/model.safetensors", cut_after=5500)
     fetch(MODEL, client_of(hub))
     assert [each.range for each in hub.contents("owner/small", "model.safetensors")] == ["bytes=1000-", "bytes=6000-"]
+
+
+@pytest.mark.usefixtures("impatient", "part")
+def test_a_hub_that_falls_silent_is_asked_anew(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.fail("/models/owner/small/*", method="GET", hangs=True)
+    fetch(MODEL, client_of(hub))
+    assert hub.sent("owner/small", "model.safetensors") == len(WEIGHTS) - 1000
+    assert "nothing has come for" in capsys.readouterr().out
 
 
 def test_a_file_with_another_checksum_is_not_kept(hub: Hub, part: Path) -> None:
