@@ -45,7 +45,7 @@ EDGES = (
 )  # fmt: skip
 TRAINING_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
 FORBIDDEN = (*EDGES, *TRAINING_LIBRARIES)
-STDLIB_ONLY = ("trainkit.runner.rank.__main__", "trainkit.runner.rank.wrapper", "trainkit.runner.supervisor.entry")
+STDLIB_ONLY = ("trainkit.runner.rank.__main__", "trainkit.runner.rank.wrapper", "trainkit.runner.supervisor.guardian")
 
 
 def of_scripts(name: str) -> Any:

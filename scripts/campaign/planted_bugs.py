@@ -190,6 +190,9 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
         ],
     },
     "runner/supervisor/processes.py": {
+        "runner/test_cleanup.py": [
+            ("who cleans up is killed at once", "passed >= TRACKER_SECONDS or not _is_tracker(pid)", "True"),
+        ],
         "runner/test_processes.py": [
             ("process groups are signalled for processes", "if pid > 1:  # kill()", "if pid:  # kill()"),
             (
@@ -245,11 +248,6 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
                 "return paths",
             ),
             ("shared memory that another process uses is removed", "candidates -= _mapped(int(name))", "pass"),
-            (
-                "who cleans up is killed at once",
-                "victims = [pid for pid in left if not _is_tracker(pid)]",
-                "victims = left",
-            ),
             ("another user's file is removed", "if os.lstat(path).st_uid == os.getuid():", "if os.lstat(path):"),
         ],
     },

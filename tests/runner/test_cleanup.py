@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.runner.supervisor import cleanup
+from trainkit.runner.supervisor import processes
 from trainkit.runner.supervisor.cleanup import deepspeed_buffers, held_by, kill_group, remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and /dev/shm")
@@ -122,7 +122,7 @@ def test_a_groups_own_tracker_is_given_the_time_to_clean_up(wordless: int, monke
             file.seek(0)
         return file
 
-    monkeypatch.setattr(cleanup, "open", opened, raising=False)
+    monkeypatch.setattr(processes, "open", opened, raising=False)
     first = subprocess.Popen(
         [sys.executable, "-c", TRACKED],
         process_group=0,

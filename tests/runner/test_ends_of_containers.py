@@ -10,7 +10,7 @@ import pytest
 
 from trainkit.runner.nodes import control
 from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.supervisor.containers import end_containers
+from trainkit.runner.supervisor.cleanup import end_containers
 
 NAMES = ("trainkit-r-1", "trainkit-r-1-prepare")
 DENIED = "Error response from daemon: cannot remove container trainkit-r-1: permission denied"

@@ -208,7 +208,7 @@ def test_a_wrong_command_line_says_how_it_should_be() -> None:
     assert done.stderr.startswith("usage: ")
 
 
-@pytest.mark.parametrize("module", ["trainkit.runner.rank.__main__", "trainkit.runner.supervisor.entry"])
+@pytest.mark.parametrize("module", ["trainkit.runner.rank.__main__", "trainkit.runner.supervisor.guardian"])
 def test_wrapper_and_guardian_need_the_standard_library_only(module: str) -> None:
     code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import {module}; print(*sys.modules)"
     done = subprocess.run(

@@ -14,10 +14,10 @@ import signal, sys
 from pathlib import Path
 from trainkit.schedulers.jobs import ssh_runs
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.supervisor.processes import why_told
+from trainkit.runner.supervisor.processes import reason_of_signal
 
 ssh_runs.SILENT_SECONDS = float(sys.argv[2])
-signal.signal(signal.SIGTERM, lambda number, _: sys.exit(why_told(number)[0]))
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(reason_of_signal(number)[0]))
 ssh_runs.hold_input(RunLayout(Path(sys.argv[1])))
 signal.pause()
 """

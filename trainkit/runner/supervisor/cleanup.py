@@ -1,4 +1,4 @@
-"""End a whole tree of processes with KILL, and remove what the killed ones leave outside the run directory.
+"""End what is left of a run, its containers too, and remove what killed processes leave outside the run directory.
 
 Only what provably belongs to the run is removed: a name that DeepSpeed derives from the run's own rendezvous, or a file
 or socket folder that a process of the run held when it was killed, under a name that a library makes up for itself.
@@ -12,43 +12,46 @@ import re
 import signal
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from trainkit.runner.rundir.records import RankRecord
-from trainkit.runner.supervisor.processes import LINUX, descendants, is_alive, send_signal
+from trainkit.runner.supervisor.channel import Spec
+from trainkit.runner.supervisor.processes import (
+    LINUX,
+    PAUSE,
+    TRACKER_SECONDS,
+    ProcessId,
+    descendants,
+    end_tree,
+    is_alive,
+    spawn,
+    tree_of,
+)
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  where shm_open() puts its files
 # torch's, Python's, NCCL's and DeepSpeed's own buffers: never a data set that a user staged there.
 OWN_NAMES = re.compile(r"torch_\d+_|psm_|wnsm_|sem\.mp-|mp-|nccl-|cuda\.shm\.|deepspeed_allreduce_buffer_")
 SOCKET_FOLDER = re.compile(r"pymp-\w+")
-TRACKER_SECONDS = 3.0  # multiprocessing's resource tracker cleans up when its users are gone, and then ends
-STUBBORN_SECONDS = 10.0  # a process in uninterruptible sleep outlives KILL, however long one waits
-PAUSE = 0.02
+ENGINE_SECONDS = 30.0  # a daemon that hangs must not hold the run
+# What an engine says of a container that has gone by itself (docker container rm).
+GONE = ("no such container", "already in progress")
 
 
 def kill_descendants(groups: Iterable[int] = (), spare: Collection[int] = ()) -> tuple[tuple[int, ...], set[str]]:
-    """KILL everything below this process until nothing is left but zombies.
+    """KILL everything below this process.
 
-    groups: process groups that are killed where the system does not say who descends from whom.
-    spare: descendants that do not belong to the run.
-    Returns the processes that even KILL did not end, and what the killed ones held outside the run directory.
+    groups: process groups to kill where the system does not say which process descends from which. spare: descendants
+    that do not belong to the run. Returns the processes that even KILL did not end, and what the killed ones held.
     """
-    begin = time.monotonic()
+    held = set[str]()
     for group in groups if not LINUX else ():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if group > 1:
                 os.killpg(group, signal.SIGKILL)
-    held: set[str] = set()
-    # Again and again: what is killed may have forked meanwhile.
-    while left := [pid for pid in descendants(os.getpid()) if pid not in spare]:
-        passed = time.monotonic() - begin
-        if passed >= STUBBORN_SECONDS:
-            break
-        victims = [pid for pid in left if passed >= TRACKER_SECONDS or not _is_tracker(pid)]
-        held |= held_by(victims)
-        send_signal(victims, signal.SIGKILL)
-        time.sleep(PAUSE)
-    return tuple(left), held
+    return end_tree(
+        lambda: [pid for pid in descendants(os.getpid()) if pid not in spare],
+        before_kill=lambda victims: held.update(held_by(victims)),
+    ), held
 
 
 def kill_group(group: int) -> None:
@@ -56,34 +59,95 @@ def kill_group(group: int) -> None:
 
     Its first process is a zombie that nobody has waited for, or the number may be that of another group by now.
     """
-    held, until = set[str](), time.monotonic() + TRACKER_SECONDS
-    while (left := _living_of(group)) and time.monotonic() < until:
-        victims = [pid for pid in left if not _is_tracker(pid)]
-        held |= held_by(victims)
-        send_signal(victims, signal.SIGKILL)
-        time.sleep(PAUSE)
+    held = set[str]()
+
+    def living() -> list[int]:
+        found = []
+        for name in os.listdir("/proc") if LINUX else ():
+            with contextlib.suppress(ValueError, ProcessLookupError):  # no process, or no more
+                if os.getpgid(int(name)) == group and is_alive(int(name)):
+                    found.append(int(name))
+        return found
+
+    end_tree(living, before_kill=lambda victims: held.update(held_by(victims)), patience=TRACKER_SECONDS)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     remove(held)
 
 
-def _living_of(group: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc") if LINUX else ():
-        with contextlib.suppress(ValueError, ProcessLookupError):  # no process, or no more
-            if os.getpgid(int(name)) == group and is_alive(int(name)):
-                found.append(int(name))
-    return found
+def end_containers(
+    argv: Sequence[str], environ: Mapping[str, str], meanwhile: Callable[[], object] = lambda: None
+) -> str:
+    """Run the engine's command that ends a run's containers; what went wrong, empty where nothing is left.
+
+    meanwhile: called again and again, for an engine may be slower than the patience of other nodes.
+    """
+    if not argv:
+        return ""
+    nothing, (reader, writer) = os.open(os.devnull, os.O_RDWR), os.pipe()
+    try:
+        pid = spawn(argv, environ, (nothing, writer, writer), new_session=True)
+    except OSError as error:
+        os.close(reader)
+        return f"{argv[0]} cannot be started: {error.strerror}"
+    finally:
+        os.close(writer)
+        os.close(nothing)
+
+    def pause(seconds: float) -> None:
+        meanwhile()
+        time.sleep(seconds)
+
+    os.set_blocking(reader, False)
+    code, until, output = None, time.monotonic() + ENGINE_SECONDS, b""
+    with os.fdopen(reader, "rb", buffering=0) as said:
+        while code is None and time.monotonic() < until:
+            output += said.read(4096) or b""
+            code = _exit_of(pid)
+            pause(PAUSE if code is None else 0)
+        if code is None and (process := ProcessId.of(pid)) is not None:
+            end_tree(tree_of(process), wait=pause)
+            _exit_of(pid)
+        output += said.read(4096) or b""
+    text = output.decode("utf-8", "replace").strip()
+    left = [line for line in text.splitlines() if line not in argv and not any(each in line.lower() for each in GONE)]
+    if code == 0 or (text and code is not None and not left):
+        return ""
+    why = f"no answer within {ENGINE_SECONDS:g} s" if code is None else text or f"exit code {code}"
+    return f"{' '.join(argv)}: {why}"
+
+
+def _exit_of(pid: int) -> int | None:
+    with contextlib.suppress(ChildProcessError):  # reaped elsewhere, and its code with it
+        found, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if found else None
+    return 0
+
+
+def end_run_containers(
+    spec: Spec,
+    wrappers: Iterable[int],
+    environ: Mapping[str, str],
+    say: Callable[[str], object],
+    meanwhile: Callable[[], object],
+) -> set[str]:
+    """End a run's containers, if it has any; what its ranks held outside the run directory.
+
+    wrappers: pids of the ranks' wrappers that run: in a container they may be children of the engine's daemon.
+    """
+    if not spec.container:
+        return set()
+    wrappers = [*wrappers]
+    held = held_by([*wrappers, *descendants(*wrappers)])
+    if wrong := end_containers(spec.end, environ, meanwhile):
+        say(f"warning: a container may be left: {wrong}")
+    return held
 
 
 def remove_leftovers(records: Iterable[RankRecord], held: Iterable[str]) -> None:
     """Remove what ranks leave in shared memory under the run's own names, and what killed processes held."""
-    remove(
-        {
-            *held,
-            *(path for each in records if each.rendezvous for path in deepspeed_buffers(each.rendezvous, [each.rank])),
-        }
-    )
+    buffers = (path for each in records if each.rendezvous for path in deepspeed_buffers(each.rendezvous, [each.rank]))
+    remove({*held, *buffers})
 
 
 def deepspeed_buffers(rendezvous: str, ranks: Iterable[int]) -> list[str]:
@@ -94,7 +158,7 @@ def deepspeed_buffers(rendezvous: str, ranks: Iterable[int]) -> list[str]:
 def held_by(pids: Iterable[int]) -> set[str]:
     """Shared-memory files and socket folders that these living processes hold."""
     sockets = dict(_socket_folders())
-    found: set[str] = set()
+    found = set[str]()
     for pid in pids:
         with contextlib.suppress(OSError):  # it ended meanwhile, and cleaned up itself or not at all
             found |= _mapped(pid)
@@ -106,7 +170,7 @@ def held_by(pids: Iterable[int]) -> set[str]:
 
 def remove(paths: Iterable[str]) -> list[str]:
     """Remove those that are there, are ours, and that no process maps any more; the ones removed."""
-    candidates: set[str] = set()
+    candidates = set[str]()
     for path in paths:
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid == os.getuid():
@@ -139,16 +203,6 @@ def _remove_below(parent: int, name: str) -> None:
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=parent)
-
-
-def _is_tracker(pid: int) -> bool:
-    """Whether it is one, or may be: a process in the midst of exec() has no words yet."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read()
-            return not words or b"multiprocessing.resource_tracker" in words
-    except OSError:  # it is gone
-        return False
 
 
 def _mapped(pid: int) -> set[str]:

@@ -1,8 +1,4 @@
-"""Who ends a launcher when trainkit and its guardian are killed together: before there are ranks nobody else could.
-
-A fork of the guardian that holds nothing of the run and sleeps. Once there are ranks their wrappers notice the same
-and end them with the grace time; what is left then is killed.
-"""
+"""The guardian: a process beside trainkit that runs one attempt and ends all of it, even when trainkit is killed."""
 
 from __future__ import annotations
 
@@ -10,11 +6,12 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NoReturn
 
 from trainkit.files import open_regular, try_lock
 from trainkit.runner.nodes.control import Control, Neighbour
@@ -29,16 +26,20 @@ from trainkit.runner.report.exit_status import (
     write_status,
 )
 from trainkit.runner.rundir.records import Pids, log_path, run_of, unwritten
-from trainkit.runner.supervisor import cleanup, containers
+from trainkit.runner.supervisor import cleanup
 from trainkit.runner.supervisor.channel import Channel, Spec
 from trainkit.runner.supervisor.processes import (
     LINUX,
     PASSED_ON,
+    ProcessId,
+    become_subreaper,
     descendants,
-    is_alive,
+    end_tree,
     memory_kills,
+    reap,
     send_signal,
     spawn,
+    tree_of,
     wakeup,
 )
 from trainkit.runner.supervisor.ranks import Ranks
@@ -50,38 +51,34 @@ LOOK_SECONDS = 1.0
 MARGIN_SECONDS = 5.0  # beyond the grace time, for wrappers to notice and to end
 
 
-def post(ward: int, keepers: Collection[int], grace: float) -> int:
-    """The pid of one that kills a process, with all below it, when no keeper is left; 0 where the system has no /proc.
+def watch(target: int, watchers: Iterable[int], grace: float) -> int:
+    """Start a process that kills a target, with all below it, when no watcher is left; its pid, 0 without /proc.
 
-    It ends with its ward. grace: seconds that ranks below have to end by themselves.
+    When trainkit and its guardian are killed together, wrappers of ranks notice it and end the ranks within the grace
+    time. Before there are ranks nobody else could end the launcher. This process ends with its target.
     """
-    if not LINUX:
+    known, others = ProcessId.of(target), [found for pid in watchers if (found := ProcessId.of(pid))]
+    if not LINUX or known is None:
         return 0
     pid = os.fork()
     if pid == 0:
         try:
-            _keep_watch(ward, keepers, grace)
+            signal.set_wakeup_fd(-1)
+            # Held open here, trainkit and other nodes would not see that the guardian is gone, and locks would stay.
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            while known.runs and any(each.runs for each in others):
+                time.sleep(LOOK_SECONDS)
+            # A wrapper may be ending what its program has left: killed meanwhile, it would leave that to nobody.
+            until = time.monotonic() + grace + MARGIN_SECONDS
+            while known.runs and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+            if known.runs:
+                end_tree(tree_of(known))
         finally:
             os._exit(0)
     return pid
-
-
-def _keep_watch(ward: int, keepers: Collection[int], grace: float) -> None:
-    signal.set_wakeup_fd(-1)
-    # Held open here, neither trainkit nor other nodes would see that the guardian is gone, and locks would stay.
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    while any(map(is_alive, keepers)):
-        if not is_alive(ward):
-            return
-        time.sleep(LOOK_SECONDS)
-    # A wrapper may be ending what its program has left: killed meanwhile, it would leave that to nobody.
-    until = time.monotonic() + grace + MARGIN_SECONDS
-    while is_alive(ward) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
-    if is_alive(ward):
-        send_signal([ward, *descendants(ward)], signal.SIGKILL)
 
 
 STUCK_SECONDS = 5.0  # beyond the grace time, for a launcher that does not notice a dead rank
@@ -92,8 +89,6 @@ REST_SECONDS = 3.0  # between TERM and KILL for processes that are not ranks, at
 
 
 class Action(Enum):
-    """Something to be done now."""
-
     TERM_RANKS = auto()  # those that have not had it yet: a launcher may still be starting some
     TERM_ALL = auto()  # the whole tree: no rank has registered yet
     TERM_LAUNCHER = auto()
@@ -165,6 +160,7 @@ class Termination:
         return [] if again else [action]
 
 
+IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
 QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
 SUMMARY_SECONDS = 60.0  # for the summary of a run whose trainkit was killed
 NOT_FOUND = -1  # in the place of the pid of a command that could not be started
@@ -190,8 +186,8 @@ class Guardian:
         self._introduced = False
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
-        self._insisted = False  # somebody, that everything is killed at once
-        self._state, self._ending = "starting", ""  # and why the run ends, as status.json says it
+        self._insisted = False  # whether everything is to be killed at once
+        self._state, self._ending = "starting", ""  # and why the run ends, as in status.json
         self._obey(orders)
 
     def run(self) -> Verdict:
@@ -201,7 +197,12 @@ class Guardian:
         self._save("starting")
         failed = self._prepare()
         if failed is None and self._termination.stop is None:
-            self._start_launcher()
+            argv, group = self._spec.argv, self._spec.foreground_group
+            # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers
+            # would die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper restores it.
+            ignore = (*self._spec.ignore, *PASSED_ON)
+            self._launcher_pid = self._spawn(argv, (0, 1, 2), new_session=group is None, group=group, ignore=ignore)
+            self._save("running")
             self._await(self._launcher_pid)
         self._ranks.poll()
         self._watch.see(self._ranks.records, self._ranks.alive())
@@ -252,6 +253,8 @@ class Guardian:
 
     def _prepare(self) -> tuple[str, int] | None:
         """Run the preparations; title and exit code of one that failed."""
+        own = f"node-{self._spec.node}." if self._spec.node else ""
+        log, flags = f"{self._spec.attempt_dir}/logs/{own}prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         for title, argv, path in self._spec.preparations:
             lock = open_regular(path, os.O_RDWR | os.O_CREAT) if path else os.open(os.devnull, os.O_RDONLY)
             try:
@@ -262,46 +265,32 @@ class Guardian:
                 if self._termination.stop is not None:
                     return None
                 self._trainkit.send({"event": "preparing", "title": title})
-                code = self._run_preparation(argv, lock)
+                nothing, run = os.open(os.devnull, os.O_RDONLY), run_of(self._spec.attempt_dir)
+                streams = [nothing, *(open_regular(f"{log}.{name}", flags, below=run) for name in ("out", "err"))]
+                try:
+                    # The child holds the lock too, which stays locked while it lives, even without the guardian.
+                    pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))
+                finally:
+                    for fd in streams:
+                        os.close(fd)
+                code = self._await(pid)
             finally:
                 os.close(lock)
             if code != 0 and self._termination.stop is None:
                 return title, code
         return None
 
-    def _run_preparation(self, argv: Sequence[str], lock: int) -> int:
-        own = f"node-{self._spec.node}." if self._spec.node else ""
-        log, flags = f"{self._spec.attempt_dir}/logs/{own}prepare", os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        run = run_of(self._spec.attempt_dir)
-        streams = [nothing, *(open_regular(f"{log}.{name}", flags, below=run) for name in ("out", "err"))]
-        try:
-            # The child holds the lock too: it stays locked while the child lives, even if the guardian does not.
-            pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))
-        finally:
-            for fd in streams:
-                os.close(fd)
-        return self._await(pid)
-
-    def _start_launcher(self) -> None:
-        argv, group = self._spec.argv, self._spec.foreground_group
-        # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers would
-        # die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper takes it up again.
-        ignore = (*self._spec.ignore, *PASSED_ON)
-        self._launcher_pid = self._spawn(argv, (0, 1, 2), new_session=group is None, group=group, ignore=ignore)
-        self._save("running")
-
     def _spawn(self, argv: Sequence[str], streams: Sequence[int], **options: Any) -> int:
         try:
             return spawn(argv, os.environ, streams, open_files=self._spec.open_files, **options)
         except OSError as error:
             os.write(streams[2], f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-            self._exits[NOT_FOUND] = 127  # as a shell says it
+            self._exits[NOT_FOUND] = 127  # as of a shell
             return NOT_FOUND
 
     def _await(self, pid: int) -> int:
-        keepers = (self._spec.trainkit_pid, os.getpid())
-        guard = post(pid, keepers, self._spec.grace) if pid not in self._exits else 0
+        watchers = (self._spec.trainkit_pid, os.getpid())
+        guard = watch(pid, watchers, self._spec.grace) if pid not in self._exits else 0
         while pid not in self._exits:
             self._ranks.poll()
             # On several nodes the global rank of this one's first rank is known only when that has registered.
@@ -353,7 +342,7 @@ class Guardian:
                 self._control.alone = True
                 self._termination.order(TRAINKIT_KILLED)
         self._hear_nodes()
-        self._reap()
+        self._exits |= reap()  # also children that were orphaned to this subreaper
 
     def _wait_for_others(self, seconds: float) -> None:
         """The same at the end, while they may still ask what has become of the ranks here."""
@@ -391,12 +380,6 @@ class Guardian:
             return True
         return has_lost_peer(verdict, log_path(self._spec.attempt_dir, verdict.rank or 0, "err"))
 
-    def _reap(self) -> None:
-        """Collect children that have ended, also those that were orphaned to this subreaper."""
-        with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                self._exits[found[0]] = os.waitstatus_to_exitcode(found[1])
-
     def _obey(self, orders: Iterable[Mapping[str, Any]]) -> None:
         for order in orders:
             if order["do"] == "stop":
@@ -433,14 +416,14 @@ class Guardian:
                 self._ranks.signal(signal.SIGKILL)
             self._survivors, held = cleanup.kill_descendants(groups)
             self._held |= held
-            self._reap()
+            self._exits |= reap()
             for pid in (self._launcher_pid, *self._survivors):  # what even KILL does not end is not waited for
                 self._exits.setdefault(pid, -signal.SIGKILL)
 
     def _end_rest(self) -> None:
         """End what is still there after the launcher."""
-        boxed = bool(self._spec.container)  # what runs in a container need not descend from here
-        while (descendants(os.getpid()) or (boxed and self._ranks.alive())) and not self._survivors:
+        in_container = bool(self._spec.container)  # what runs in a container need not descend from here
+        while (descendants(os.getpid()) or (in_container and self._ranks.alive())) and not self._survivors:
             self._ranks.poll()
             alive = bool(self._ranks.alive())
             if alive:
@@ -452,7 +435,7 @@ class Guardian:
 
     def _end_containers(self) -> None:
         wrappers, alive = [self._ranks.records[rank].wrapper_pid for rank in self._ranks.alive()], self._control.turn
-        self._held |= containers.end_boxed(self._spec, wrappers, os.environ, self._trainkit.say, alive)
+        self._held |= cleanup.end_run_containers(self._spec, wrappers, os.environ, self._trainkit.say, alive)
 
     def _save(self, state: str, verdict: Verdict | None = None) -> None:
         self._state = state
@@ -460,3 +443,26 @@ class Guardian:
         launcher = self._launcher_pid if self._launcher_pid > 0 else None
         pids = Pids.of(trainkit=self._spec.trainkit_pid, guardian=os.getpid(), launcher=launcher, ranks=ranks)
         write_status(self._spec, state, pids, verdict, self._survivors, hang=self._watch.line, why=self._ending)
+
+
+def main(fd: int) -> NoReturn:
+    """Entry point: the socket's descriptor; the environment is the ranks', standard streams are the launcher's."""
+    for name in IGNORED:  # a terminal's signals are trainkit's
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
+    become_subreaper()
+    # Held open by a launcher, the socket would not tell trainkit that its guardian is gone.
+    os.set_inheritable(fd, False)
+    trainkit = Channel(socket.socket(fileno=fd))
+    messages: list[dict[str, Any]] = []
+    while not messages:
+        received = trainkit.receive()
+        if received is None:
+            os._exit(1)
+        messages += received
+    try:
+        Guardian(Spec(**messages[0]), trainkit, messages[1:]).run()
+    except BaseException:
+        cleanup.end_containers(messages[0].get("end", ()), os.environ)
+        cleanup.kill_descendants()  # not even a bug here may leave anything; its traceback is in the launcher's log
+        raise
+    os._exit(0)

@@ -23,8 +23,7 @@ from trainkit.runner.report.progress import Relay
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.rundir.records import Pids
 from trainkit.runner.supervisor.channel import Channel, Spec
-from trainkit.runner.supervisor.cleanup import kill_descendants, remove_leftovers
-from trainkit.runner.supervisor.containers import end_boxed
+from trainkit.runner.supervisor.cleanup import end_run_containers, kill_descendants, remove_leftovers
 from trainkit.runner.supervisor.processes import (
     PASSED_ON,
     STOP,
@@ -32,10 +31,10 @@ from trainkit.runner.supervisor.processes import (
     descendants,
     handled,
     is_stopped,
+    reason_of_signal,
     send_signal,
     signal_name,
     spawn,
-    why_told,
 )
 from trainkit.runner.supervisor.ranks import Ranks
 
@@ -44,7 +43,7 @@ STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the outpu
 # No site, no user folders, nothing from the working folder: the guardian needs the standard library and this package.
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from trainkit.runner.supervisor.entry import main; main(int(sys.argv[2]))"
+    "from trainkit.runner.supervisor.guardian import main; main(int(sys.argv[2]))"
 )
 
 
@@ -168,7 +167,7 @@ class Supervisor:
         elif self._stopped_by is None:
             self._stopped_by = number
             self._console.abandon(STALLED_SECONDS)
-            why, failure = why_told(number)
+            why, failure = reason_of_signal(number)
             self._order({"do": "stop", "signal": number, "why": why, "failure": failure})
         elif number == signal.SIGINT:
             self._insists = True
@@ -258,7 +257,7 @@ class Supervisor:
                 break
         records = ranks.records.values()
         wrappers = [ranks.records[rank].wrapper_pid for rank in ranks.alive()]
-        inside = end_boxed(self._spec, wrappers, self._environment, self._console.say, control.turn)
+        inside = end_run_containers(self._spec, wrappers, self._environment, self._console.say, control.turn)
         survivors, held = kill_descendants(spare=others)
         remove_leftovers(records, held | inside)
         pids = Pids.of(os.getpid(), ranks={str(each.rank): each.pid for each in records})

@@ -1,4 +1,4 @@
-"""Processes and signals: started just so, tied to their parent, found below an ancestor; signals received and sent."""
+"""Processes and signals: start a program, find what runs below it, prove which process a number means, end a tree."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import FrameType
@@ -20,6 +21,9 @@ STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+TRACKER_SECONDS = 3.0  # multiprocessing's resource tracker cleans up when its users are gone, and then ends
+STUBBORN_SECONDS = 10.0  # a process in uninterruptible sleep outlives KILL, however long one waits
+PAUSE = 0.02
 
 
 def spawn(
@@ -50,7 +54,24 @@ def spawn(
                 os.setsid()
             elif group is not None:
                 os.setpgid(0, group)
-            _set_up(streams, ignore, inherit, parent if dies_with_parent else None, open_files)
+            if dies_with_parent:
+                die_with_parent()
+                if os.getppid() != parent:  # it ended before the request was in place
+                    os._exit(128 + signal.SIGKILL)
+            # Copies above 2 first: a source may itself be 0, 1 or 2.
+            for target, copy in enumerate([os.dup(fd) for fd in streams]):
+                os.dup2(copy, target)
+            for fd in inherit:
+                os.set_inheritable(fd, True)
+            if open_files:
+                import resource  # no other process needs it
+
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            signal.set_wakeup_fd(-1)
+            for number in signal.valid_signals():
+                with contextlib.suppress(OSError, ValueError):  # KILL and STOP take no action but their own
+                    signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.execvpe(argv[0], list(argv), dict(environment))
         except OSError as error:
             os.write(writer, str(error.errno).encode())
@@ -64,36 +85,8 @@ def spawn(
     raise OSError(int(failure), os.strerror(int(failure)), argv[0])
 
 
-def _set_up(
-    streams: Sequence[int], ignore: Collection[int], inherit: Sequence[int], parent: int | None, files: int
-) -> None:
-    """Descriptors and signals of the child, and its tie to the parent, before exec. files: that may be open, or 0."""
-    if parent is not None:
-        die_with_parent()
-        if os.getppid() != parent:  # it ended before the request was in place
-            os._exit(128 + signal.SIGKILL)
-    # Copies above 2 first: a source may itself be 0, 1 or 2.
-    for target, copy in enumerate([os.dup(fd) for fd in streams]):
-        os.dup2(copy, target)
-    for fd in inherit:
-        os.set_inheritable(fd, True)
-    if files:
-        _limit_open_files(files)
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        with contextlib.suppress(OSError, ValueError):  # KILL and STOP take no action but their own
-            signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _limit_open_files(soft: int) -> None:
-    import resource  # no other process needs it
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
 def become_subreaper() -> None:
-    """Orphaned descendants become children of this process, not of init, where the system has such a thing."""
+    """Orphaned descendants become children of this process, not of init (Linux only)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -116,23 +109,81 @@ def open_pidfd(pid: int) -> int | None:
     return None
 
 
+def end_tree(
+    members: Callable[[], Collection[int]],
+    *,
+    ask: Callable[[], object] = lambda: None,
+    grace: float = 0.0,
+    wait: Callable[[float], object] = time.sleep,
+    before_kill: Callable[[Collection[int]], object] = lambda _: None,
+    patience: float = STUBBORN_SECONDS,
+) -> tuple[int, ...]:
+    """End processes: ask them, give them the grace time, then KILL until only zombies are left.
+
+    members: pids of those that still run, asked again and again, for a process may fork before it is killed. ask: how
+    they are told to end. patience: seconds between the first KILL and giving up; returns what even KILL did not end.
+    """
+    ask()
+    until = time.monotonic() + grace
+    while time.monotonic() < until and members():
+        wait(PAUSE)
+    began = time.monotonic()
+    while (left := members()) and (passed := time.monotonic() - began) < patience:
+        victims = [pid for pid in left if passed >= TRACKER_SECONDS or not _is_tracker(pid)]
+        before_kill(victims)
+        send_signal(victims, signal.SIGKILL)
+        wait(PAUSE)
+    return tuple(left)
+
+
+def tree_of(root: ProcessId) -> Callable[[], list[int]]:
+    """The members of a process tree, for `end_tree`: also those that were seen below the root and outlive it."""
+    known = {root}
+
+    def members() -> list[int]:
+        below = descendants(*(each.pid for each in known if each.runs))
+        known.update(found for pid in below if (found := ProcessId.of(pid)))
+        return [each.pid for each in known if each.runs]
+
+    return members
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether it is multiprocessing's resource tracker, or may be: in the midst of exec() a process has no words."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read()
+            return not words or b"multiprocessing.resource_tracker" in words
+    except OSError:  # it is gone
+        return False
+
+
 def send_signal(pids: Collection[int], number: int) -> None:
-    """A signal to each that is still there."""
+    """A signal to each that still runs."""
     for pid in pids:
         if pid > 1:  # kill() reads 0 and below as groups, -1 as every process
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Every living process below this one, parents before children, without zombies. Empty where there is no /proc."""
+def reap() -> dict[int, int]:
+    """Collect all children that have ended; exit codes (minus the signal) by pid."""
+    exits = dict[int, int]()
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            exits[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return exits
+
+
+def descendants(*ancestors: int) -> list[int]:
+    """Every living process below these, parents before children, without zombies. Empty where there is no /proc."""
     children: dict[int, list[tuple[int, str]]] = {}
     # All of /proc is read: the `children` files are documented to be unreliable while processes come and go.
     for name in os.listdir("/proc") if LINUX else ():
         if name.isdigit() and (found := _parent_and_state(int(name))) is not None:
             children.setdefault(found[0], []).append((int(name), found[1]))
     order: list[int] = []
-    queue = [ancestor]
+    queue = [*ancestors]
     while queue:
         for pid, state in children.get(queue.pop(0), []):
             queue.append(pid)
@@ -142,7 +193,6 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def descends_from(ancestor: int, pid: int) -> bool:
-    """Whether a process is below another one, as far as the system says."""
     pid = parent_of(pid)
     while pid > 1 and pid != ancestor:
         pid = parent_of(pid)
@@ -173,8 +223,8 @@ def is_stopped(pid: int) -> bool:
     return LINUX and (_parent_and_state(pid) or (0, ""))[1] in ("T", "t")
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    """The fields of a process from its state on, as proc(5) describes its stat file; None when it is gone."""
+def stat_fields(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the state on (proc(5)); None when the process is gone, or there is no /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()  # the name before may hold spaces and parentheses
@@ -183,8 +233,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def _parent_and_state(pid: int) -> tuple[int, str] | None:
-    """Parent pid and state letter of a process; None when it is gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return None if fields is None else (int(fields[1]), fields[0].decode())
 
 
@@ -192,7 +241,7 @@ Pid = Annotated[int, Between(1, 1 << 22)]  # PID_MAX_LIMIT of Linux; smaller els
 
 
 class ProcessId(NamedTuple):
-    """A process for good: its number is given again, its start within one boot of the machine is not.
+    """Which process a number meant: numbers are given again, a start time within one boot of the machine is not.
 
     started: in the system's own units, as :func:`started`; boot: as :func:`boot_id`.
     """
@@ -203,7 +252,6 @@ class ProcessId(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """That of a process that runs now; None where there is none."""
         began = started(pid)
         return cls(pid, began, boot_id()) if began else None
 
@@ -212,7 +260,7 @@ class ProcessId(NamedTuple):
         """Whether this very process runs, on this machine and since its last boot; a zombie does not."""
         if not LINUX:
             return is_alive(self.pid) and started(self.pid) == self.started
-        fields = _stat(self.pid)
+        fields = stat_fields(self.pid)
         return (
             fields is not None and fields[0] not in (b"Z", b"X") and fields[19].decode() == self.started
         ) and self.boot == boot_id()
@@ -221,13 +269,13 @@ class ProcessId(NamedTuple):
 def started(pid: int) -> str:
     """When a process has started: clock ticks since the boot on Linux, else as ps shows it; empty when it is gone."""
     if LINUX:
-        fields = _stat(pid)
+        fields = stat_fields(pid)
         return fields[19].decode() if fields is not None else ""
     return _ps(pid, "lstart")
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """The words of a process; none when it is gone. Elsewhere than on Linux a word with spaces is several."""
+    """The arguments of a process; none when it is gone. Without /proc an argument with spaces is several."""
     if LINUX:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
             return tuple(os.fsdecode(file.read()).rstrip("\0").split("\0"))
@@ -272,7 +320,6 @@ def boot_id() -> str:
 
 
 def owner_of(pid: int) -> int | None:
-    """The user that a process runs as; None when it is gone."""
     with contextlib.suppress(OSError):
         if LINUX:
             return os.stat(f"/proc/{pid}").st_uid
@@ -282,9 +329,9 @@ def owner_of(pid: int) -> int | None:
 def signal_holder(process: ProcessId, lock: str, run_dir: str, number: int) -> bool:
     """A signal to the trainkit of a run; False where the process is not that one, or has ended.
 
-    What a file says of a process is proved first: it is the same one, this user's own (or anybody's, for root), it is
-    trainkit (`python -m trainkit`, or the console script), and it has the run's lock open or the run directory in its
-    command line.
+    A pid from a file is proved first: it is the same process, it is this user's own (or anybody's, for root), it runs
+    trainkit (`python -m trainkit`, or the console script), and it has the run's lock open or the run directory among
+    its arguments.
     """
     pidfd = open_pidfd(process.pid)
     try:
@@ -321,7 +368,7 @@ def _has_open(pid: int, path: str) -> bool:
 
 
 def memory_kills(counters: str = "/proc/vmstat") -> int:
-    """Processes of this machine that the kernel has ended because memory ran out, also that of a cgroup alone."""
+    """How many processes of this machine the kernel has killed because memory, or that of a cgroup, ran out."""
     try:
         with open(counters, encoding="ascii") as file:  # oom_kill, since Linux 4.13
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -350,22 +397,22 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-_TOLD: list[str] = []  # why this process ends itself, for who hears of the signal
+_OWN_REASON: list[str] = []  # why this process has sent TERM to itself
 
 
 def end_self(why: str) -> None:
-    """Have this process end in order, by TERM, because who has submitted the run is gone."""
-    _TOLD.append(why)
+    """End this process in order, by TERM: the process that submitted the run is gone."""
+    _OWN_REASON.append(why)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def why_told(number: int) -> tuple[str, str]:
-    """Why trainkit ends, of a signal that it has received, and whose failure that is, as in `exit_status.Verdict`."""
-    return (_TOLD[0], "submitter") if _TOLD else (f"trainkit received {signal_name(number)}", "signal")
+def reason_of_signal(number: int) -> tuple[str, str]:
+    """Why trainkit ends when it has received a signal, and whose failure that is, as in `exit_status.Verdict`."""
+    return (_OWN_REASON[0], "submitter") if _OWN_REASON else (f"trainkit received {signal_name(number)}", "signal")
 
 
 def wakeup(numbers: Iterable[int]) -> int:
-    """A descriptor that brings the number of each of these signals: they wake a loop, and interrupt no code."""
+    """A descriptor from which the numbers of received signals are read: they wake a loop and interrupt no code."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

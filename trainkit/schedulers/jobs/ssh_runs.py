@@ -31,7 +31,7 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.making import create_run_dir, write_plan
 from trainkit.runner.rundir.records import Status
-from trainkit.runner.supervisor.processes import PASSED_ON, STOP, ProcessId, end_self, handled, signal_name
+from trainkit.runner.supervisor.processes import PASSED_ON, STOP, ProcessId, end_self, end_tree, handled, signal_name
 from trainkit.schedulers import ssh
 from trainkit.schedulers.base import RefusedError
 from trainkit.schedulers.client import ask
@@ -435,15 +435,13 @@ class Holder:
 
     def _leave(self) -> None:
         """Let go of every node, and wait a bounded time until its ssh has ended."""
+        end_tree(
+            lambda: [node.process.pid for node in self._nodes if node.process.poll() is None],
+            ask=lambda: [node.release() for node in self._nodes],
+            grace=LEAVE_SECONDS + (self._plan.grace_seconds + PATIENCE if self._begun else 0),
+            wait=lambda _: self._turn(),
+        )
         for node in self._nodes:
-            node.release()
-        grace = self._plan.grace_seconds + PATIENCE if self._begun else 0
-        until = time.monotonic() + LEAVE_SECONDS + grace
-        for node in self._nodes:
-            while node.process.poll() is None and time.monotonic() < until:
-                self._turn()
-            if node.process.poll() is None:
-                node.process.kill()
             node.process.wait()
 
     def _settle(self) -> int:
