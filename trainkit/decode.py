@@ -1,8 +1,8 @@
 """Dataclasses and named tuples from JSON: every value is checked against its annotation, and a wrong one is named.
 
-pydantic would do it too, but takes 6 ms to read these annotations and refuses names that are not UTF-8. Named tuples
-are the records of a run directory: each rank reads them, so that nothing slow to load is imported for them, and keys
-that they do not have, perhaps of a newer trainkit, are ignored.
+pydantic takes 6 ms to read these annotations, and refuses names that are not UTF-8. Named tuples are the records of a
+run directory: each rank reads them, so that they import nothing slow, and unknown keys, perhaps of a newer trainkit,
+are ignored.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+DEEPEST = 8  # far more than facts and plans nest
 
 
 @lru_cache(maxsize=64)
 def _hints(kind: Any) -> dict[str, Any]:
-    """Annotations are texts, which are costly to read."""
+    """Cached, for annotations are texts that have to be evaluated."""
     return get_type_hints(kind, include_extras=True)
 
 
-DEEPEST = 8  # far more than facts and plans nest
-
-
 class DecodeError(ValueError):
-    """A value that does not fit. The text is a sentence that names its place."""
+    """A value that does not fit. The text names its key."""
 
 
 class Between(NamedTuple):
@@ -36,23 +34,22 @@ class Between(NamedTuple):
     most: float
 
     def expected(self, value: Any) -> str:
-        """What a value should be that does not fit; empty for one that does."""
+        """What a value should be; empty if it fits."""
         return "" if self.least <= value <= self.most else f"{self.least:.15g} to {self.most:.15g}"
 
 
 class Like(NamedTuple):
-    """A text that the whole of a pattern describes; what: in words."""
+    """A text that matches the whole pattern; what: its description for people."""
 
     pattern: str
     what: str
 
     def expected(self, value: Any) -> str:
-        """What a value should be that does not fit; empty for one that does."""
         return "" if re.fullmatch(self.pattern, value, re.DOTALL) else self.what
 
 
 def decode(kind: Any, data: Any, place: str = "") -> Any:  # a branch for each kind of annotation
-    """A value of type `kind` from builtins. Raises DecodeError, with the dotted place of the first wrong value."""
+    """A value of type `kind` from builtins. Raises DecodeError with the dotted key of the first wrong value."""
     if place.count(".") > DEEPEST:
         raise _wrong(place, "nested less deeply", data)
     if place and hasattr(kind, "from_json"):  # it is not written as its fields
@@ -81,13 +78,23 @@ def decode(kind: Any, data: Any, place: str = "") -> Any:  # a branch for each k
             raise _wrong(place, "one of " + ", ".join(map(str, arguments)), data)
         return data
     if origin is tuple:
-        return _tuple(arguments, data, place)
+        values = _checked((list, tuple), "a list", data, place)
+        kinds = arguments[:1] * len(values) if arguments[1:] == (Ellipsis,) else arguments
+        if len(values) != len(kinds):
+            raise _wrong(place, f"a list of {len(kinds)}", data)
+        return tuple(decode(each, values[index], f"{place}.{index}") for index, each in enumerate(kinds))
     if origin is Mapping:
         entries = _checked(Mapping, "a mapping", data, place).items()
         return {
             decode(arguments[0], key, place): decode(arguments[1], value, f"{place}.{key}") for key, value in entries
         }
-    return _scalar(kind, data, place)
+    fits = isinstance(data, (int, float) if kind is float else kind)
+    if kind in {int, float}:
+        # Python counts true as 1; larger numbers are no amounts, and arithmetic with them would overflow.
+        fits = fits and not isinstance(data, bool) and -(2**63) < data < 2**63
+    if not fits:
+        raise _wrong(place, PLAIN[kind], data)
+    return kind(data)
 
 
 def _named_tuple(kind: Any, data: Any, place: str) -> Any:
@@ -111,26 +118,6 @@ def _dataclass(kind: Any, data: Any, place: str) -> Any:
         if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
             raise DecodeError(f"`{prefix}{each.name}` is missing")
     return kind(**{name: decode(hints[name], value, f"{prefix}{name}") for name, value in given.items()})
-
-
-def _tuple(arguments: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
-    values = _checked((list, tuple), "a list", data, place)
-    if arguments[1:] == (Ellipsis,):
-        arguments = arguments[:1] * len(values)
-    if len(values) != len(arguments):
-        raise _wrong(place, f"a list of {len(arguments)}", data)
-    pairs = zip(arguments, values, strict=True)
-    return tuple(decode(each, value, f"{place}.{position}") for position, (each, value) in enumerate(pairs))
-
-
-def _scalar(kind: Any, data: Any, place: str) -> Any:
-    fits = isinstance(data, (int, float) if kind is float else kind)
-    if kind in {int, float}:
-        # Python counts true as 1; and no amount is that large, while arithmetic with it would overflow.
-        fits = fits and not isinstance(data, bool) and -(2**63) < data < 2**63
-    if not fits:
-        raise _wrong(place, PLAIN[kind], data)
-    return kind(data)
 
 
 def _checked(kind: Any, expected: str, data: Any, place: str) -> Any:

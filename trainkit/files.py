@@ -1,6 +1,6 @@
-"""Files whole or not at all, locks, and this user's cache folders. Standard library only: every rank uses it.
+"""Files that are written whole or not at all, locks, and this user's cache folders. Standard library only.
 
-The hook in a user's program loads this file by its place, where no trainkit need be importable.
+Every rank uses it. The hook in a user's program loads this file by its path, for trainkit may not be importable there.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-_SOCKET = "/pymp-12345678/listener-12345678"  # what multiprocessing makes below the temporary folder
+_SOCKET = "/pymp-12345678/listener-12345678"  # multiprocessing's socket below the temporary folder
 PathLike = str | os.PathLike[str]
 LARGEST = 1 << 25  # bytes of a file that is read whole; the plan or manifest of thousands of ranks takes a tenth
-RECORD = 1 << 22  # bytes of a record or a plan: of ten thousand ranks it takes a tenth, and more is slow to parse
+RECORD = 1 << 22  # bytes of a record or a plan: for ten thousand ranks it takes a tenth, and more is slow to parse
 _LONGEST = 1 << 22  # bytes of a line
-_DEEPEST = 64  # levels of lists and mappings: a recipe has 32 at most, and a plan of it a few more
+_DEEPEST = 64  # levels of lists and mappings: a recipe has 32 at most, and its plan a few more
 Record = TypeVar("Record")
 
 
 @contextlib.contextmanager
 def _folder_of(path: PathLike, below: PathLike | None) -> Iterator[tuple[int | None, str]]:
-    """The folder of a path as a descriptor, and the name in it; without `below` none, and the path as it is.
+    """The folder of a path as a descriptor, and the name in it; without `below` no descriptor and the path itself.
 
-    below: a folder above it. Neither that nor a folder on the way down may be a link, which whoever may write there
-    can make at any time: OSError.
+    below: a folder above it. OSError if it, or a folder on the way down, is a link: another user who may write there
+    could replace a folder by one at any time.
     """
     if below is None:
         yield None, os.fspath(path)
@@ -45,14 +45,14 @@ def _folder_of(path: PathLike, below: PathLike | None) -> Iterator[tuple[int | N
             fd = deeper
         yield fd, name
     except OSError as error:
-        error.filename = os.fspath(path)  # nobody knows where a name in a folder is
+        error.filename = os.fspath(path)  # not only the name in the folder
         raise
     finally:
         os.close(fd)
 
 
 def _open_folder(name: PathLike, parent: int | None = None) -> int:
-    """A folder as a descriptor. Raises OSError, also for a link to one."""
+    """A folder as a descriptor. Raises OSError, also for a link."""
     try:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except NotADirectoryError:
@@ -64,10 +64,10 @@ def _open_folder(name: PathLike, parent: int | None = None) -> int:
 def open_regular(
     path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o666, *, links: bool = False, below: PathLike | None = None
 ) -> int:
-    """Open a file that somebody else may have put there. Raises OSError for what is none: a FIFO, a socket, a device.
+    """Open a file that another user may have put there. Raises OSError for a FIFO, a socket, or a device.
 
-    links: whether the path may be a link, as one may be that a person named. For writing also for a file with a second
-    name: what is written must reach no other file. below: a folder below which no folder may be a link.
+    For writing also for a file with a second name: nothing else must be changed. links: whether the path may be a link,
+    as a path that the user named. below: a folder below which no folder may be a link.
     """
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     with _folder_of(path, below) as (folder, name):
@@ -88,9 +88,9 @@ def open_regular(
 
 
 def is_there(path: PathLike) -> bool:
-    """Whether there is something at the path, or at the end of its links. Raises OSError where that cannot be told.
+    """Whether the path exists, following links. Raises OSError if that is unknown, also for links in a circle.
 
-    That of links in a circle, too. Path.exists calls those missing, and from Python 3.14 on also what it may not see.
+    Path.exists calls those missing, and from Python 3.14 on also what it may not see.
     """
     try:
         os.stat(path)
@@ -109,9 +109,9 @@ def _refuse_special(found: os.stat_result, path: PathLike) -> None:
 def read_whole(
     path: PathLike, most: int = LARGEST, *, links: bool = False, own: bool = False, below: PathLike | None = None
 ) -> bytes:
-    """A regular file's bytes. Raises OSError, also for one of more than `most` bytes, and for a link but with links.
+    """A regular file's bytes. Raises OSError, also for more than `most` bytes, and for a link unless `links`.
 
-    own: the content decides what is done, so that PermissionError is raised for a file of another user; not for root.
+    own: raise PermissionError for a file of another user (not for root), since its content decides what is done.
     below: as for :func:`open_regular`.
     """
     with os.fdopen(open_regular(path, links=links, below=below), "rb") as file:
@@ -123,10 +123,20 @@ def read_whole(
     return content
 
 
-def parse_json(content: str | bytes) -> Any:
-    """What JSON says. Raises ValueError, also for what is nested too deeply to be anything of trainkit's.
+def read_end(path: PathLike, size: int, *, below: PathLike | None = None) -> bytes:
+    """The last bytes of a regular file; empty if it cannot be read. below: as for :func:`open_regular`."""
+    try:
+        with os.fdopen(open_regular(path, below=below), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read()
+    except OSError:
+        return b""
 
-    Whatever goes down into a value by calling itself, as repr does, has room for the rest.
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON. Raises ValueError, also for a value nested so deeply that it cannot be trainkit's.
+
+    Recursive functions such as repr then have enough stack for what is returned.
     """
     try:
         found = json.loads(content)
@@ -143,10 +153,10 @@ def parse_json(content: str | bytes) -> Any:
 def publish(
     path: PathLike, content: str | bytes, *, flush: bool = False, mode: int = 0o666, below: PathLike | None = None
 ) -> None:
-    """Write beside the target, rename over it: readers see the old file or the new one.
+    """Write beside the target, then rename: readers see the old file or the new one.
 
-    flush: wait for the disk, so that a power cut leaves one of them too. mode: of which the umask takes away.
-    below: as for :func:`open_regular`.
+    flush: wait for the disk, so that this holds after a power cut, too. mode: before the umask. below: as for
+    :func:`open_regular`.
     """
     with _folder_of(path, below) as (folder, target):
         way, name = os.path.split(target)
@@ -169,9 +179,9 @@ def publish(
 
 
 def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False, below: PathLike | None = None) -> None:
-    """The same for a small file, also on a full disk: there it is rewritten in its own place, which takes no room.
+    """The same for a small file; on a full disk it is overwritten in place, and readers may see it torn.
 
-    Readers may then see it torn. OSError where there is no such file yet.
+    OSError if there is no such file yet.
     """
     try:
         publish(path, content, flush=flush, below=below)
@@ -184,7 +194,7 @@ def publish_or_overwrite(path: PathLike, content: str, *, flush: bool = False, b
 
 
 def make_folder(path: PathLike, *, below: PathLike) -> bool:
-    """Make a folder below another one; whether it was not there. OSError for something else there, or a link."""
+    """Make a folder; False if it exists. OSError if something else, or a link, has its name."""
     with _folder_of(path, below) as (parent, name):
         try:
             os.mkdir(name, dir_fd=parent)
@@ -195,28 +205,28 @@ def make_folder(path: PathLike, *, below: PathLike) -> bool:
 
 
 def names_in(path: PathLike, *, below: PathLike) -> list[str]:
-    """What a folder holds, in order. Raises OSError, also for a link in its place or on the way."""
+    """The sorted names in a folder. Raises OSError, also for a link in its place or on the way."""
     with _folder_of(os.path.join(path, "any"), below) as (folder, _):
         return sorted(os.listdir(folder))
 
 
 def remove_file(path: PathLike, *, below: PathLike) -> None:
-    """Remove a file below a folder, unless it is gone. Raises OSError."""
+    """Remove a file, unless it is gone. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _folder_of(path, below) as (folder, name):
         os.unlink(name, dir_fd=folder)
 
 
 def refuse_links(*folders: PathLike) -> None:
-    """OSError where a link has taken the place of a folder that was made as one: it may lead to somebody else's."""
+    """Raise OSError if a link has replaced one of these folders: it may lead to another user's files."""
     for folder in folders:
         if os.path.islink(folder):
             raise OSError(errno.ELOOP, "a link is in the place of a folder of the run", os.fspath(folder))
 
 
 def remove_tree(path: PathLike, *, below: PathLike | None = None) -> None:
-    """Remove a folder with all that is in it; anything else in its place goes itself. Raises OSError.
+    """Remove a folder with its contents; a file or link in its place is removed itself. Raises OSError.
 
-    shutil.rmtree opens what it is given before it looks: a FIFO would hold it for ever, and a link leads elsewhere.
+    shutil.rmtree opens its argument first: a FIFO would block it, and a link leads elsewhere.
     below: as for :func:`open_regular`.
     """
     import shutil
@@ -229,14 +239,14 @@ def remove_tree(path: PathLike, *, below: PathLike | None = None) -> None:
 
 
 def write_json(path: PathLike, content: object, *, indent: int | None = 2, below: PathLike | None = None) -> None:
-    """A JSON file, written atomically; NaN and infinity as Python writes them."""
+    """Publish a JSON file; NaN and infinity as Python writes them."""
     publish(path, json.dumps(content, indent=indent) + "\n", flush=True, below=below)
 
 
 def read_json(
     path: PathLike, most: int = RECORD, *, own: bool = False, below: PathLike | None = None
 ) -> dict[str, Any]:
-    """The JSON object in a file; empty where it is missing, damaged, of more bytes than most, or something else.
+    """The JSON object in a file; empty if it is missing, damaged, larger than `most` bytes, or not an object.
 
     own, below: as for :func:`read_whole`.
     """
@@ -248,7 +258,7 @@ def read_json(
 
 
 def load_record(path: PathLike, kind: type[Record], *, own: bool = False, below: PathLike | None = None) -> Record:
-    """A file as the named tuple that it holds (trainkit/decode.py). Raises OSError, and ValueError where it is damaged.
+    """A JSON file as a named tuple (trainkit/decode.py). Raises OSError, and ValueError if it is damaged.
 
     own, below: as for :func:`read_whole`.
     """
@@ -259,7 +269,7 @@ def load_record(path: PathLike, kind: type[Record], *, own: bool = False, below:
 
 
 def read_record(path: PathLike, kind: type[Record], *, below: PathLike | None = None) -> Record | None:
-    """The same; None where the file is missing, damaged, or holds something else."""
+    """The same; None if the file is missing or damaged."""
     try:
         return load_record(path, kind, below=below)
     except (OSError, ValueError):
@@ -267,10 +277,10 @@ def read_record(path: PathLike, kind: type[Record], *, below: PathLike | None = 
 
 
 def read_json_lines(path: PathLike) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one a line; other lines, and a file that is not there, give none."""
+    """The JSON objects of a file, one a line; other lines are ignored, and a missing file has none."""
     with contextlib.suppress(OSError), os.fdopen(open_regular(path), "rb") as file:
         while line := file.readline(_LONGEST):
-            if len(line) == _LONGEST:  # none of trainkit's, and there may be gigabytes behind it
+            if len(line) == _LONGEST:  # trainkit writes no such line, and it may have gigabytes
                 return
             with contextlib.suppress(ValueError):
                 if isinstance(found := parse_json(line), dict):
@@ -278,7 +288,7 @@ def read_json_lines(path: PathLike) -> Iterator[dict[str, Any]]:
 
 
 def try_lock(fd: int) -> bool:
-    """Lock an open file exclusively if it is free. It stays locked while any process has this descriptor."""
+    """Lock an open file exclusively if it is free. It stays locked while any process has the descriptor."""
     # Not the filelock package: it takes thirty times as long to load, and hides the descriptor that a child inherits.
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -287,10 +297,7 @@ def try_lock(fd: int) -> bool:
 
 
 def hold_lock(path: PathLike) -> int:
-    """Make a file and wait until it is locked; it stays so while any process has the returned descriptor.
-
-    Raises OSError.
-    """
+    """Make a file and wait for its lock, kept while any process has the returned descriptor. Raises OSError."""
     fd = open_regular(path, os.O_RDWR | os.O_CREAT)
     # Not lockf, whose locks belong to a process: a child inherits this one with the descriptor (flock(2)).
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -298,9 +305,9 @@ def hold_lock(path: PathLike) -> int:
 
 
 def is_locked(path: PathLike) -> bool | None:
-    """Whether a process of this machine holds a file's lock; None where that cannot be told.
+    """Whether a process of this machine holds a file's lock; None if unknown, False if there is no such file.
 
-    False where there is no such file. Reading it is enough: another user's, or one on a read-only disk.
+    Read permission is enough: the file may be another user's, or on a read-only disk.
     """
     try:
         fd = open_regular(path)
@@ -309,7 +316,7 @@ def is_locked(path: PathLike) -> bool | None:
     except OSError:
         return None
     try:
-        # Shared, so that two who only look do not take each other for a holder.
+        # Shared, so that two processes that only look do not take each other for a holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -321,10 +328,10 @@ def is_locked(path: PathLike) -> bool | None:
 
 
 def room_for_sockets(temporary: str) -> int:
-    """How many bytes a temporary folder's path may still grow before multiprocessing's sockets find no place below it.
+    """How many bytes longer a temporary folder's path may be before multiprocessing's sockets no longer fit below it.
 
-    A socket's path has at most 107 bytes on Linux, 103 elsewhere (unix(7)); with a longer one, processes that hand
-    tensors to one another wait for ever.
+    A socket's path has at most 107 bytes on Linux, 103 elsewhere (unix(7)); with a longer one, processes that pass
+    tensors to each other hang.
     """
     return (107 if sys.platform == "linux" else 103) - len(os.fsencode(temporary)) - len(_SOCKET)
 

@@ -225,8 +225,8 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ),
             (
                 "any process that a record names is a rank",
-                "boxed = module_of(words) == WRAPPER and self._attempt_dir in words",
-                "boxed = True",
+                "is_wrapper = module_of(words) == WRAPPER and self._attempt_dir in words",
+                "is_wrapper = True",
             ),
             ("what was taken for ended is alive", "_wrapper(each) in self._proved and _runs(each)", "_runs(each)"),
             ("a rank has TERM in every look", "self._stopped.add(pid)", "pass"),

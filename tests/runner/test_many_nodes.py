@@ -21,9 +21,9 @@ from handmade_plans import make_plan, of_nodes
 import trainkit
 from trainkit.files import read_json
 from trainkit.runner.nodes import roll_call
-from trainkit.runner.nodes.agreement import Report, digest_of
 from trainkit.runner.nodes.assembly import comparable
 from trainkit.runner.nodes.line import Line
+from trainkit.runner.nodes.roll_call import Report, digest_of
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
 

@@ -21,10 +21,9 @@ from trainkit.errors import MachineError
 from trainkit.files import publish
 from trainkit.launch_plan.model import NodeGroup, Plan, Topology
 from trainkit.runner.nodes import assembly, control, roll_call
-from trainkit.runner.nodes.agreement import RefusedRunError, Start
-from trainkit.runner.nodes.assembly import Assembly, Meeting, assemble, comparable, report_unfit, where
-from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.nodes.verdict import NodeEnd, has_lost_peer, judge_nodes, reports_lost_peer
+from trainkit.runner.nodes.assembly import Assembly, Rendezvous, assemble, comparable, report_unfit, where
+from trainkit.runner.nodes.control import Control, Neighbour, NodeEnd, has_lost_peer, judge_nodes
+from trainkit.runner.nodes.roll_call import RefusedRunError, Start
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.rundir.layout import RunLayout
@@ -112,20 +111,20 @@ def test_what_each_machine_decides_for_itself_may_differ() -> None:
 
 
 def test_the_place_to_meet_is_the_plans_or_the_jobs() -> None:
-    assert where(Meeting.of(plan_of(2, "node-a:29400")), Place(1)) == ("node-a", (29401,))
-    assert where(Meeting.of(plan_of(2, "[fe80::1]:29400")), Place(1)) == ("fe80::1", (29401,))
+    assert where(Rendezvous.of(plan_of(2, "node-a:29400")), Place(1)) == ("node-a", (29401,))
+    assert where(Rendezvous.of(plan_of(2, "[fe80::1]:29400")), Place(1)) == ("fe80::1", (29401,))
     job = Place(1, 2, ("gpu1", "gpu2"), "77.0.0")
-    assert where(Meeting.of(plan_of(2)), job) == where(Meeting.of(plan_of(2)), replace(job, node=0))
-    assert where(Meeting.of(plan_of(2)), job) != where(Meeting.of(plan_of(2)), replace(job, start="78.0.0"))
+    assert where(Rendezvous.of(plan_of(2)), job) == where(Rendezvous.of(plan_of(2)), replace(job, node=0))
+    assert where(Rendezvous.of(plan_of(2)), job) != where(Rendezvous.of(plan_of(2)), replace(job, start="78.0.0"))
     with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
-        where(Meeting.of(plan_of(2)), Place(1))
+        where(Rendezvous.of(plan_of(2)), Place(1))
 
 
 @pytest.mark.parametrize("rendezvous", ["a..b:29400", f"{'x' * 64}.org:29400", "tk1:65535"])
 def test_a_place_that_there_cannot_be_is_refused_at_once(rendezvous: str) -> None:
     for node in (0, 1):
         with pytest.raises(MachineError, match=r"node 0 cannot be called|65535 has none"):
-            where(Meeting.of(plan_of(2, rendezvous)), Place(node))
+            where(Rendezvous.of(plan_of(2, rendezvous)), Place(node))
 
 
 def test_a_run_directory_that_another_node_cannot_look_at_is_refused_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,25 +295,24 @@ def test_a_signal_to_all_nodes_is_said_of_none() -> None:
     assert (found.exit_code, found.why) == (143, "trainkit received SIGTERM")
 
 
+NETWORK = "what():  NCCL error: remote process exited or there was a network error"
+FRAMES = "\nframe #3: c10d::ProcessGroupNCCL::Watchdog::run()" * 200
+
+
 @pytest.mark.parametrize(
-    ("line", "lost"),
+    ("line", "number", "lost"),
     [
-        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3190", True),
-        ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to", True),
-        ("ValueError: the label 7 is none of 3", False),
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3190", None, True),
+        ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to", None, True),
+        ("ValueError: the label 7 is none of 3", None, False),
+        (NETWORK, None, True),
+        (NETWORK + FRAMES, signal.SIGABRT, True),  # its library aborts it
+        (NETWORK + FRAMES, signal.SIGSEGV, False),
     ],
 )
-def test_words_of_a_lost_peer_are_known(line: str, lost: bool) -> None:
-    assert reports_lost_peer(f"Traceback (most recent call last):\n{line}") == lost
-
-
-@pytest.mark.parametrize(("number", "lost"), [(None, True), (signal.SIGABRT, True), (signal.SIGSEGV, False)])
-def test_a_rank_that_its_library_aborts_has_lost_a_peer_too(tmp_path: Path, number: int | None, lost: bool) -> None:
-    log, frames = (
-        tmp_path / "rank-1.err",
-        "frame #3: c10d::ProcessGroupNCCL::Watchdog::run()\n" * (200 if number else 0),
-    )
-    log.write_text(f"what():  NCCL error: remote process exited or there was a network error\n{frames}")
+def test_words_of_a_lost_peer_are_known(tmp_path: Path, line: str, number: int | None, lost: bool) -> None:
+    log = tmp_path / "rank-1.err"
+    log.write_text(f"Traceback (most recent call last):\n{line}")
     assert has_lost_peer(Verdict(134, "program", "rank 1 ended", 1, number), str(log)) == lost
     assert not has_lost_peer(Verdict(1, "launcher", "torchrun exited with code 1"), str(log))
 
@@ -324,7 +322,7 @@ def test_a_node_whose_machine_cannot_run_the_plan_is_named_and_blamed_on_all() -
     said: list[str] = []
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(assemble, plan, Place(0), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
-        second = pool.submit(report_unfit, Meeting.of(plan), Place(1), MISSING, said.append, SECONDS)
+        second = pool.submit(report_unfit, Rendezvous.of(plan), Place(1), MISSING, said.append, SECONDS)
         errors = [first.exception(SECONDS), second.exception(SECONDS)]
     assert all("cannot run the plan: card 3 is missing" in str(each) for each in errors)
     assert all(isinstance(each, MachineError) and each.hints == ("look for it",) for each in errors)
@@ -336,7 +334,7 @@ def test_node_0_tells_the_others_that_its_own_machine_cannot_run_the_plan() -> N
     plan = plan_of(2, f"127.0.0.1:{free_port()}")
     said: list[str] = []
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(report_unfit, Meeting.of(plan), Place(0), MISSING, said.append, SECONDS)
+        first = pool.submit(report_unfit, Rendezvous.of(plan), Place(0), MISSING, said.append, SECONDS)
         second = pool.submit(assemble, plan, Place(1), lambda start: RunLayout(Path("/nowhere")), said.append, SECONDS)
         errors = [first.exception(SECONDS), second.exception(SECONDS)]
     assert all("node 0 (" in str(each) and "card 3 is missing" in str(each) for each in errors)

@@ -24,11 +24,10 @@ from hypothesis import strategies as st
 
 from trainkit.errors import MachineError
 from trainkit.runner.nodes import assembly, control, line, roll_call
-from trainkit.runner.nodes.agreement import SAY_SECONDS, Report, Start, digest_of, say_after
 from trainkit.runner.nodes.assembly import join
 from trainkit.runner.nodes.control import Control, Neighbour
 from trainkit.runner.nodes.line import Line, flush_all
-from trainkit.runner.nodes.roll_call import RollCall
+from trainkit.runner.nodes.roll_call import SAY_SECONDS, Report, RollCall, Start, digest_of, say_after
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.supervisor.processes import spawn
 

@@ -15,8 +15,8 @@ from trainkit.files import cache_folder, refuse_links, write_json
 from trainkit.launch_plan.model import Plan, Planned
 from trainkit.machine.card_locks import Cards, taken_by, user_name
 from trainkit.runner.binding import BoundPlan, bind, container_values, run_values
-from trainkit.runner.nodes.agreement import Start
 from trainkit.runner.nodes.assembly import START_SECONDS, Assembly, assemble
+from trainkit.runner.nodes.roll_call import Start
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.rendezvous import LOOPBACK, free_port, group_of, local_address, place_of
 from trainkit.runner.report.card_watch import CardWatch

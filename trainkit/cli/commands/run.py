@@ -65,7 +65,7 @@ def run_beside_others(resolved: Resolved) -> int:
     Raises what this machine refuses on node 0, and where node 0 does not answer.
     """
     from trainkit.runner.execute import execute
-    from trainkit.runner.nodes.agreement import ToldError
+    from trainkit.runner.nodes.roll_call import ReportedElsewhereError
 
     try:
         request = requested(resolved, None)
@@ -75,22 +75,22 @@ def run_beside_others(resolved: Resolved) -> int:
         raise
     try:
         return execute(request)
-    except ToldError as error:
+    except ReportedElsewhereError as error:
         return int(error.exit_code)
 
 
 def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool:
     """Tell the other nodes why this one cannot run the recipe; whether it is another one, and node 0 says it."""
-    from trainkit.runner.nodes.agreement import ToldError
-    from trainkit.runner.nodes.assembly import START_SECONDS, Meeting, report_unfit
+    from trainkit.runner.nodes.assembly import START_SECONDS, Rendezvous, report_unfit
+    from trainkit.runner.nodes.roll_call import ReportedElsewhereError
     from trainkit.schedulers.jobs.batch import say
 
     place, nodes = place_in(os.environ), recipe.nodes
-    meeting = Meeting(recipe.name, nodes.count, nodes.rendezvous, recipe.output.root)
-    if isinstance(place, Place) and place.node < meeting.nodes:
+    rendezvous = Rendezvous(recipe.name, nodes.count, nodes.rendezvous, recipe.output.root)
+    if isinstance(place, Place) and place.node < rendezvous.nodes:
         try:
-            report_unfit(meeting, place, error, say, START_SECONDS)
-        except ToldError:
+            report_unfit(rendezvous, place, error, say, START_SECONDS)
+        except ReportedElsewhereError:
             return True
         except MachineError:  # node 0's own, which counts less than the error itself; or nobody is there
             return False

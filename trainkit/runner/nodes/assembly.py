@@ -1,4 +1,4 @@
-"""The limit of open files on node 0, which holds a connection to every other node: ``ulimit -n`` is often 1,024."""
+"""How the nodes of a run find one another: where node 0 listens, how others join it, what all of them agree on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import trainkit
 from trainkit.errors import MachineError, TrainkitError
 from trainkit.launch_plan.model import Plan, plan_to_json
-from trainkit.runner.nodes.agreement import SAY_SECONDS, Report, Say, Start, ToldError, digest_of, say_after
 from trainkit.runner.nodes.control import Neighbour
 from trainkit.runner.nodes.line import MOST, Line
 from trainkit.runner.nodes.roll_call import (
@@ -26,27 +25,34 @@ from trainkit.runner.nodes.roll_call import (
     FIRST_BYTES,
     NODE_0,
     OTHER,
+    SAY_SECONDS,
     SEE_SECONDS,
+    Report,
+    ReportedElsewhereError,
     RollCall,
+    Say,
+    Start,
+    digest_of,
     is_hex,
     is_proof,
     made_token,
     new_nonce,
     proof,
     read_token,
+    say_after,
     token_path,
 )
 from trainkit.runner.rendezvous import LOWEST_PORT, free_port
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.base import Place
 
-SPARE = 512  # for what else is open: logs, locks, ranks, and connections of who has come to the port by mistake
+SPARE = 512  # open files for all else: logs, locks, ranks, and connections that have come to the port by mistake
 
 
 def allow(nodes: int) -> int:
-    """Raise the soft limit where it is too low for so many nodes; what it was before, 0 where it was not raised.
+    """Raise node 0's soft limit of open files, often 1,024, to a connection for each node.
 
-    Raises MachineError where the hard limit is too low.
+    Returns the limit before, 0 if it was not raised. Raises MachineError if the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = nodes + SPARE
@@ -64,14 +70,16 @@ def allow(nodes: int) -> int:
 CONNECT_SECONDS = 3.0
 AGAIN_SECONDS, MOST_AGAIN, LONGER = 0.2, 2.0, 1.3  # between attempts: a thousand nodes may be waiting for one
 GONE_SECONDS = 30.0  # for a node 0 that was there and has gone, to come again
-ANSWER_SECONDS = 10.0  # of node 0; who says nothing at all is something else
-UNREAD_SECONDS = 60.0  # without the token of a node 0 that is there: NFS shows new files late
+ANSWER_SECONDS = 10.0  # of node 0: a listener that does not answer is something else
+UNREAD_SECONDS = 60.0  # to find the token of a node 0 that is there: NFS shows new files late
 
-ReadToken = Callable[[tuple[str, int]], bytes]  # that of node 0 at an address; raises OSError
+SHARED = "set output.root to a folder that all nodes share, and start every node with the same words in the same folder"
+
+ReadToken = Callable[[tuple[str, int]], bytes]  # the token of node 0 at an address; raises OSError
 
 
 class Failed(NamedTuple):
-    """Why node 0 was not met at an address. met: it was there, and has gone; unread: its token cannot be read here."""
+    """Why node 0 was not joined at an address. met: it was there, and has gone; unread: its token cannot be read."""
 
     why: str
     met: bool = False
@@ -87,10 +95,10 @@ def join(
     say: Say,
     ranks: tuple[str, int] | None = None,
 ) -> tuple[Line, Start]:
-    """Report to node 0, and wait until it lets all start. leaves: of the plan, for where node 0 has another one.
+    """Report to node 0, and wait until it lets all nodes start. leaves: of the plan, sent if node 0's plan differs.
 
-    ranks: where they are to meet, should that be known before; who is there already is another run, or this one.
-    Raises MachineError when node 0's word does not come in time, or refuses the run.
+    ranks: the address where the ranks meet, if it is known before; a listener there is another run, or this one.
+    Raises MachineError when node 0 does not answer in time, or refuses the run.
     """
     places, began = [*where], time.monotonic()
     host, why, met = _address(places[0]), "", False
@@ -106,13 +114,13 @@ def join(
             if found.met and not met:  # it is not waited for as long as for one that starts
                 met, seconds = True, min(seconds, time.monotonic() - began + GONE_SECONDS)
         passed = time.monotonic() - began
-        unread = min(unread, passed) if any(each.unread for each in failed) else float("inf")
+        without_token = next((each.why for each in failed if each.unread), None)
+        unread = min(unread, passed) if without_token is not None else float("inf")
         if passed - unread > UNREAD_SECONDS:
-            why = next(each.why for each in failed if each.unread)
-            raise MachineError(f"{mine.name} cannot join node 0 at {host}: {why}", hint=SHARED)
+            raise MachineError(f"{mine.name} cannot join node 0 at {host}: {without_token}", hint=SHARED)
         if passed >= say_at:
             say_at = say_after(say_at)
-            begun = (begun or passed) if ranks is not None and _is_there(ranks) else 0.0
+            begun = (begun or passed) if ranks is not None and _has_listener(ranks) else 0.0
             already = f"the ranks of a run meet at {_address(ranks)} already" if ranks is not None and begun else ""
             if begun and passed - begun > GONE_SECONDS:
                 hint = "start each node once; or wait for the end of that run"
@@ -124,15 +132,11 @@ def join(
     raise MachineError(f"node 0 was not there after {seconds:.0f} s, at {host}: {why}", hint=hint)
 
 
-SHARED = "set output.root to a folder that all nodes share, and start every node with the same words in the same folder"
-
-
 def _address(place: tuple[str, int]) -> str:
     return f"{place[0]}:{place[1]}"
 
 
-def _is_there(place: tuple[str, int]) -> bool:
-    """Whether somebody listens there."""
+def _has_listener(place: tuple[str, int]) -> bool:
     try:
         socket.create_connection(place, CONNECT_SECONDS).close()
     except OSError:
@@ -143,7 +147,7 @@ def _is_there(place: tuple[str, int]) -> bool:
 def _reported(
     mine: Report, leaves: Mapping[str, Any], place: tuple[str, int], read_token: ReadToken, seconds: float
 ) -> tuple[Line, Start] | Failed:
-    """What came of one connection. Raises MachineError where node 0 refuses the run."""
+    """Report on one connection. Raises MachineError if node 0 refuses the run."""
     until = time.monotonic() + seconds
     try:
         line = Line(socket.create_connection(place, CONNECT_SECONDS))
@@ -153,26 +157,23 @@ def _reported(
         line.close()
         return failed
     line.send(asdict(mine))
-    met = False
     message = line.next_message(min(seconds, ANSWER_SECONDS))
-    if message is not None and "leaves" in message:
-        line.send({"leaves": dict(leaves)})
-        message, met = line.next_message(max(0.0, until - time.monotonic())), True
-    elif message is not None and "here" in message:
-        message, met = line.next_message(max(0.0, until - time.monotonic())), True
-    start = Start.read(message.get("start")) if message is not None else None
-    if start is not None:
+    if met := message is not None and ("leaves" in message or "here" in message):
+        if "leaves" in message:
+            line.send({"leaves": dict(leaves)})
+        message = line.next_message(max(0.0, until - time.monotonic()))
+    if message is not None and (start := Start.read(message.get("start"))) is not None:
         return line, start
     line.close()
-    if message is not None and "refused" in message:
-        raise ToldError(str(message["refused"]), hint=str(message.get("hint", "")))
     if message is None:
         return Failed("it has gone" if met else "it does not answer", met)
+    if "refused" in message:
+        raise ReportedElsewhereError(str(message["refused"]), hint=str(message.get("hint", "")))
     return Failed("another run is there" if "other" in message else "something else is there")
 
 
 def _unproven(line: Line, place: tuple[str, int], read_token: ReadToken, until: float) -> Failed | None:
-    """Prove to each other that both sides have the token; why not, None where they do."""
+    """Prove to each other that both sides have the token; None if they have."""
     line.most, nonce = FIRST_BYTES, new_nonce()
     line.send({"nonce": nonce})
     answer = line.next_message(min(until - time.monotonic(), ANSWER_SECONDS))
@@ -196,19 +197,19 @@ def _unproven(line: Line, place: tuple[str, int], read_token: ReadToken, until: 
 
 START_SECONDS = 600.0  # for all nodes to come: as long as torchrun waits
 HIGHEST_PORT = 65535
-CANDIDATES = 8  # ports of node 0 that others try, where only the job is known
-LATER_SECONDS = 15.0  # that others wait beyond node 0, which knows who is missing
-UNFIT_SECONDS = 20.0  # that node 0, where it cannot run the plan, waits to tell the others
+CANDIDATES = 8  # ports of node 0 that others try, if only the job is known
+LATER_SECONDS = 15.0  # that others wait longer than node 0, which knows the missing nodes
+UNFIT_SECONDS = 20.0  # that a node 0 that cannot run the plan waits to tell the others
 SPAN = 15_000  # ports from the lowest one on, all below those of outgoing connections
-# What a machine decides for itself, and may be different on each node.
+# Parts of the plan that may differ between nodes.
 OWN_PARTS = ("cards", "downloads", "notices", "resume.reason", "environment.set.OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What all nodes have agreed on, and the connections to the others, which the guardian is to have.
+    """What all nodes have agreed on, and the connections to the others, which are handed to the guardian.
 
-    open_files: the limit that node 0 had before it was raised for these, which the ranks are to have; 0 if it was not.
+    open_files: node 0's limit before it was raised for the connections, for the ranks; 0 if it was not raised.
     """
 
     start: Start
@@ -225,27 +226,29 @@ def assemble(
     attempt: int = 1,
     folder: str = "",
 ) -> Assembly:
-    """Meet the other nodes. make: on node 0, a run directory with everything in it, once all are there.
+    """Meet the other nodes. make: makes the complete run directory on node 0, once all nodes are there.
 
-    folder: where the run's token lies meanwhile; empty is output.root.
+    folder: of the run's token; empty is output.root.
 
     Raises MachineError, on every node, when one does not come, planned something else, or does not see the directory.
     """
     leaves, own = comparable(plan), os.urandom(8).hex()
     host, start_of = os.uname().nodename, place.start or plan.name
     report = Report(place.node, host, start_of, trainkit.__version__, digest_of(leaves), own)
-    meeting = Meeting.of(plan, folder)
-    master, _ = where(meeting, place)
+    rendezvous = Rendezvous.of(plan, folder)
+    master, _ = where(rendezvous, place)
     if place.node:
-        return _started(*_join(report, leaves, meeting, place, say, seconds + LATER_SECONDS), master)
+        line, start = _join(report, leaves, rendezvous, place, say, seconds + LATER_SECONDS)
+        _confirm(line, start)
+        return Assembly(start, (Neighbour(0, master, line.detach()),))
     open_files = allow(plan.topology.nodes)
-    with _roll_call(report, leaves, meeting, place, say) as call:
+    with _roll_call(report, leaves, rendezvous, place, say) as call:
         try:
             call.wait(seconds)
-            start = Start("", attempt, master, meeting.ranks[1] if meeting.ranks else free_port())
+            start = Start("", attempt, master, rendezvous.ranks[1] if rendezvous.ranks else free_port())
             start = start.at(str(make(start).root))
             call.start(start)
-        except BaseException as error:  # passed on: the others are not to wait for a node 0 that has ended
+        except BaseException as error:  # so that the others do not wait for a node 0 that has ended
             why = str(error) if isinstance(error, Exception) else "it was told to end"
             call.dismiss(f"{report.name} has ended before the start: {why}")
             raise
@@ -253,70 +256,70 @@ def assemble(
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """What nodes know of their run before each has a plan. rendezvous: as the recipe says it.
+class Rendezvous:
+    """How the nodes of a run meet, known before each has a plan. address: `nodes.rendezvous` of the recipe.
 
-    folder: one that all share, for the run's token.
+    folder: for the run's token, shared by all nodes.
     """
 
     name: str
     nodes: int
-    rendezvous: str
+    address: str
     folder: str
 
     @classmethod
-    def of(cls, plan: Plan, folder: str = "") -> Meeting:
-        """That of a plan. folder: the run directory, where there is one already."""
+    def of(cls, plan: Plan, folder: str = "") -> Rendezvous:
+        """folder: the run directory, if there is one already."""
         return cls(plan.name, plan.topology.nodes, plan.rendezvous, folder or plan.output_root)
 
     @property
     def ranks(self) -> tuple[str, int] | None:
-        """Where they are to meet; None where that is decided when all nodes are there."""
-        host, _, port = self.rendezvous.rpartition(":")
-        return (host.strip("[]"), int(port)) if self.rendezvous != "auto" else None
+        """The address where the ranks meet; None if it is decided when all nodes are there."""
+        host, _, port = self.address.rpartition(":")
+        return (host.strip("[]"), int(port)) if self.address != "auto" else None
 
 
-def report_unfit(meeting: Meeting, place: Place, error: TrainkitError, say: Say, seconds: float) -> None:
+def report_unfit(rendezvous: Rendezvous, place: Place, error: TrainkitError, say: Say, seconds: float) -> None:
     """Tell the other nodes that this one cannot run the plan, so that none waits for it. error: why.
 
-    Raises RefusedRunError on node 0; on another one what node 0 answers, if it does.
+    Raises RefusedRunError on node 0; on another node ReportedElsewhereError, if node 0 answers.
     """
-    hint, host, start = "; ".join(error.hints), os.uname().nodename, place.start or meeting.name
+    hint, host, start = "; ".join(error.hints), os.uname().nodename, place.start or rendezvous.name
     report = Report(place.node, host, start, trainkit.__version__, "", unfit=str(error), hint=hint)
     if place.node:
-        _join(report, {}, meeting, place, say, seconds)[0].close()
+        _join(report, {}, rendezvous, place, say, seconds)[0].close()
         return
-    with _roll_call(report, {}, meeting, place, say) as call:
+    with _roll_call(report, {}, rendezvous, place, say) as call:
         call.wait(min(seconds, UNFIT_SECONDS))
         call.refuse("", "")
 
 
 def _join(
-    report: Report, leaves: Mapping[str, Any], meeting: Meeting, place: Place, say: Say, seconds: float
+    report: Report, leaves: Mapping[str, Any], rendezvous: Rendezvous, place: Place, say: Say, seconds: float
 ) -> tuple[Line, Start]:
-    master, ports = where(meeting, place)
+    master, ports = where(rendezvous, place)
 
     def token(at: tuple[str, int]) -> bytes:
-        return read_token(token_path(meeting.folder, report.start, at))
+        return read_token(token_path(rendezvous.folder, report.start, at))
 
-    return join(report, leaves, [(master, port) for port in ports], token, seconds, say, meeting.ranks)
+    return join(report, leaves, [(master, port) for port in ports], token, seconds, say, rendezvous.ranks)
 
 
 @contextlib.contextmanager
 def _roll_call(
-    report: Report, leaves: Mapping[str, Any], meeting: Meeting, place: Place, say: Say
+    report: Report, leaves: Mapping[str, Any], rendezvous: Rendezvous, place: Place, say: Say
 ) -> Iterator[RollCall]:
-    """Node 0's, with what it listens on and the run's token, both of which end with it."""
-    master, ports = where(meeting, place)
+    """Node 0's roll call; its listeners and the run's token end with it."""
+    master, ports = where(rendezvous, place)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(each) for each in listen(master, ports, say)]
-        path = token_path(meeting.folder, report.start, (master, listeners[0].getsockname()[1]))
+        path = token_path(rendezvous.folder, report.start, (master, listeners[0].getsockname()[1]))
         token = stack.enter_context(made_token(path, say))
-        yield RollCall(listeners, token, report, leaves, meeting.nodes, say, place.hosts)
+        yield RollCall(listeners, token, report, leaves, rendezvous.nodes, say, place.hosts)
 
 
-def _started(line: Line, start: Start, master: str) -> Assembly:
-    """What another node than 0 says when it is told to start, and what that comes to."""
+def _confirm(line: Line, start: Start) -> None:
+    """Tell node 0 whether this node sees the run directory, and wait for its answer."""
     plan = str(RunLayout.of(start.run_dir).plan)
     until = time.monotonic() + SEE_SECONDS / 2
     while not (seen := os.path.exists(plan)) and time.monotonic() < until:
@@ -328,52 +331,42 @@ def _started(line: Line, start: Start, master: str) -> Assembly:
     if answer != {"go": True}:
         line.close()
         found = answer or {}
-        raise ToldError(str(found.get("refused", "node 0 has ended")), hint=str(found.get("hint", "")))
-    return Assembly(start, (Neighbour(0, master, line.detach()),))
+        raise ReportedElsewhereError(str(found.get("refused", "node 0 has ended")), hint=str(found.get("hint", "")))
 
 
-def where(meeting: Meeting, place: Place) -> tuple[str, tuple[int, ...]]:
-    """The address of node 0, and the ports at which it may be listening for the others."""
-    if meeting.ranks:
-        return _name(meeting.ranks[0]), (_next(meeting.ranks[1]),)
-    if not place.hosts or not place.start:
-        raise MachineError(
-            f"the plan has {meeting.nodes} nodes, and nodes.rendezvous does not say where they meet",
-            hint="set nodes.rendezvous to host:port of node 0",
-        )
-    # Derived from the job and its step: two jobs on the same nodes do not meet.
-    seed = int.from_bytes(hashlib.sha256(place.start.encode()).digest()[:8])
-    return _name(place.hosts[0]), tuple(LOWEST_PORT + (seed + 977 * each) % SPAN for each in range(CANDIDATES))
-
-
-def _name(host: str) -> str:
-    """The same, where it can be one."""
+def where(rendezvous: Rendezvous, place: Place) -> tuple[str, tuple[int, ...]]:
+    """The host name of node 0, and the ports at which it may listen for the other nodes. Raises MachineError."""
+    if rendezvous.ranks:
+        host, port = rendezvous.ranks
+        if port == HIGHEST_PORT:
+            what = f"the nodes report at the port above that of nodes.rendezvous; {port} has none"
+            raise MachineError(what, hint="set nodes.rendezvous to a lower port")
+        ports: tuple[int, ...] = (port + 1,)
+    elif place.hosts and place.start:
+        # Derived from the job and its step: two jobs on the same nodes do not meet.
+        seed = int.from_bytes(hashlib.sha256(place.start.encode()).digest()[:8])
+        host, ports = place.hosts[0], tuple(LOWEST_PORT + (seed + 977 * each) % SPAN for each in range(CANDIDATES))
+    else:
+        what = f"the plan has {rendezvous.nodes} nodes, and nodes.rendezvous does not say where they meet"
+        raise MachineError(what, hint="set nodes.rendezvous to host:port of node 0")
     try:
         host.encode("idna")  # as a look-up does, which would end with the same error
     except UnicodeError as error:
         hint = "the parts of a name between its dots have 1 to 63 characters"
-        raise MachineError(f"node 0 cannot be called {host}: no name is written so", hint=hint) from error
-    return host
-
-
-def _next(port: int) -> int:
-    """The port above, where there is one."""
-    if port == HIGHEST_PORT:
-        hint = "set nodes.rendezvous to a lower port"
-        raise MachineError(f"the nodes report at the port above that of nodes.rendezvous; {port} has none", hint=hint)
-    return port + 1
+        raise MachineError(f"node 0 cannot be called {host}: this is not a valid host name", hint=hint) from error
+    return host, ports
 
 
 def listen(host: str, ports: Sequence[int], say: Say) -> list[socket.socket]:
     """Listen where the other nodes look for node 0: at its addresses, on the first of the ports that is free.
 
-    host: what the others call it. Where its own addresses are not known by that, all of this machine's, and it is said.
+    host: as the others call it. If it leads to no address of this machine, listens on all of them, and says so.
     """
     addresses, why = _own_addresses(host)
     for port in ports:
         with contextlib.ExitStack() as begun:
             try:
-                found = [begun.enter_context(each) for each in _listening(addresses, port)]
+                found = [begun.enter_context(each) for each in _servers(addresses, port)]
                 if not found:
                     reason = why or f"{host} is {', '.join(addresses)}, which is no address of this machine"
                     say(f"node 0 listens on all addresses of this machine: {reason}")
@@ -393,7 +386,7 @@ def listen(host: str, ports: Sequence[int], say: Say) -> list[socket.socket]:
 
 
 def _own_addresses(host: str) -> tuple[list[str], str]:
-    """What a name of node 0 means on node 0; else none, and why other nodes would not find it there."""
+    """The addresses of node 0's name on node 0; else none, and why other nodes would not find it there."""
     try:
         found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except OSError as error:
@@ -405,8 +398,8 @@ def _own_addresses(host: str) -> tuple[list[str], str]:
     return outside or [*found], ""
 
 
-def _listening(addresses: Sequence[str], port: int) -> Iterator[socket.socket]:
-    """On those of the addresses that this machine has."""
+def _servers(addresses: Sequence[str], port: int) -> Iterator[socket.socket]:
+    """A listener on each of the addresses that this machine has."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
@@ -417,7 +410,7 @@ def _listening(addresses: Sequence[str], port: int) -> Iterator[socket.socket]:
 
 
 def comparable(plan: Plan) -> dict[str, Any]:
-    """The leaves of a plan that all nodes must have alike, by their path."""
+    """The leaves of a plan that must be the same on all nodes, by their path."""
     data = plan_to_json(plan)
     for command in data["commands"]:
         words = command["argv"]
@@ -436,5 +429,5 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for index, inner in enumerate(value):
             yield from _leaves(inner, f"{path}.{index}")
     else:
-        # Each node may have trainkit in a place of its own.
+        # trainkit may be installed in another folder on each node.
         yield path, value.replace(sys.prefix, "<environment>") if isinstance(value, str) else value

@@ -1,34 +1,48 @@
-"""The control line: what the guardians of a run's nodes tell one another while it runs. Standard library only.
+"""The control line: what the guardians of a run's nodes tell one another, and the one verdict. Standard library only.
 
-Every node has a connection to node 0, made at the roll call. Up it they say that they live, that their run is ending,
-and how it ended; down come the order to end and the verdict. Who says nothing for a while, or whose connection closes,
-is lost.
+Every node has a connection to node 0, made at the roll call. A node sends heartbeats, that its run is ending, and how
+it ended; node 0 sends the order to end and the verdict. A node that sends nothing for a while, or whose connection
+closes, is lost. The verdict is the first cause by node 0's clock, among those that are no consequence of another.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import selectors
+import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from trainkit.files import read_end
 from trainkit.runner.nodes.line import SEND_SECONDS, Line, flush_all
-from trainkit.runner.nodes.verdict import NodeEnd, judge_nodes, verdict_of
 from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.text import listed
 
 BEAT_SECONDS = 5.0
-LOST_SECONDS = 30.0  # without a word
-# The same once the run is ending: Slurm sends KILL 30 s after TERM (its KillWait), and by then the account is written.
+LOST_SECONDS = 30.0  # without a message
+# The same once the run is ending: Slurm sends KILL 30 s after TERM (its KillWait), and by then status.json is written.
 LOST_AT_END_SECONDS = 15.0
 PATIENCE = 15.0  # beyond the grace time, for the ends of all nodes once one has failed
 LOOK_SECONDS = 0.2
 
 
+# Messages of gloo, NCCL and launchers about a peer that has gone: it has failed, and not the rank with the message.
+_LOST_PEER = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused) by (?:remote )?peer|connection reset|socket closed|broken pipe"
+    r"|ncclRemoteError|remote process exited|ncclSystemError|recvValue failed|RendezvousClosedError"
+    r"|RendezvousConnectionError|failed to recv|DistNetworkError",
+    re.IGNORECASE,
+)
+END_BYTES = 4096  # of a failed rank's log, where the reason stands …
+ABORT_BYTES = 4 * END_BYTES  # … and after an abort C++ lists its frames behind it
+OWN, LAUNCHERS, CONSEQUENCE = range(3)  # how likely a failure is the cause of the others, the likeliest first
+
+
 class Neighbour(NamedTuple):
-    """Another node, by the descriptor of the connection to it."""
+    """Another node. fd: of the connection to it."""
 
     node: int
     host: str
@@ -36,16 +50,15 @@ class Neighbour(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people are told of it."""
         return f"node {self.node} ({self.host})"
 
 
 class Control:
-    """This node's end of it. neighbours: on node 0 all others, elsewhere node 0; none where there is one node only.
+    """This node's end of it. neighbours: on node 0 all others, elsewhere node 0; none if there is only one node.
 
-    said: for people, on node 0's console. A guardian calls `turn` when the selector brings something (`data` is
-    `NODES`), and five times a second in any case: node 0 is woken by nobody, for the beats of a thousand nodes would
-    never let it sleep.
+    said: for node 0's console. A guardian calls `turn` when the selector reports an event whose `data` is `NODES`, and
+    five times a second in any case: node 0 is not woken by messages, for the heartbeats of a thousand nodes would never
+    let it sleep.
     """
 
     NODES = "nodes"
@@ -65,25 +78,25 @@ class Control:
                 selector.register(line, selectors.EVENT_READ, self.NODES)
         now = time.monotonic()
         self._heard, self._beat, self._turned = dict.fromkeys(self._lines, now), 0.0, now
-        self._met: set[int] = set()  # who has this connection in its guardian by now
-        self._first: dict[int, float] = {}  # node -> when it was heard first that its run is ending
+        self._met: set[int] = set()  # nodes whose guardian has this connection by now
+        self._first: dict[int, float] = {}  # node -> when it was first known that its run is ending
         self._ends: dict[int, NodeEnd] = {}
-        self._told = False  # the others, that this node's run is ending
+        self._told = False  # whether the others know that this node's run is ending
         self._why = ""  # it is
         self.order = ""  # why another node wants the run to end
         self.said: list[str] = []
-        self._lost: dict[str, list[str]] = {}  # how -> who was lost so, and has not been said yet
-        self._posts: list[tuple[int, Mapping[str, Any]]] = []  # about the watch over a run that hangs
+        self._lost: dict[str, list[str]] = {}  # how -> nodes that were lost so and are not reported yet
+        self._posts: list[tuple[int, Mapping[str, Any]]] = []  # messages of the hang watches
         self._kept: list[Mapping[str, Any]] = []
-        self._mine: NodeEnd | None = None  # as node 0 was told
+        self._mine: NodeEnd | None = None  # as reported to node 0
         self._verdict: Verdict | None = None
-        self.insists = False  # somebody wants everything killed at once
-        self.passed_on: list[int] = []  # signals for the ranks, which node 0 was sent
+        self.insists = False  # whether everything is to be killed at once
+        self.passed_on: list[int] = []  # signals for the ranks that node 0 has received
         self.received: int | None = None  # the signal that this node's trainkit has received
-        self.alone = False  # it is gone
+        self.alone = False  # whether trainkit is gone
 
     def turn(self) -> None:
-        """Take in what the others say, say that this node lives, and notice who has gone."""
+        """Read what the others have sent, send a heartbeat, and notice nodes that are lost."""
         now = time.monotonic()
         if now - self._turned > 2 * BEAT_SECONDS:  # this node stood still itself, as a suspended job does
             self._heard = dict.fromkeys(self._heard, now)
@@ -99,37 +112,40 @@ class Control:
         for line in self._lines.values():
             if line.unsent:
                 line.flush()
-        self._say_lost()
+        # All at once: a switch that fails takes hundreds of nodes with it.
+        for how, names in self._lost.items():
+            self.said.append(f"{listed(names)} {'was' if len(names) == 1 else 'were'} lost{how}")
+        self._lost.clear()
 
     @property
     def others(self) -> dict[int, str]:
-        """The nodes that this one is connected to, with the names that people know them by."""
+        """The nodes that this one is connected to, by number, with their names."""
         return {node: self._neighbours[node].name for node in self._lines}
 
     @property
     def running(self) -> list[int]:
-        """Those of them whose run has not ended yet."""
+        """Connected nodes whose run has not ended yet."""
         return [node for node in self._lines if node not in self._ends]
 
     def post(self, message: Mapping[str, object]) -> None:
-        """Tell the watches of the others something: on node 0 all of them, elsewhere node 0's."""
+        """Send a message to the hang watches: from node 0 to all others, from another node to node 0's."""
         self._tell({"post": message})
 
     def taken(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """What they have told since the last call, each with its node."""
+        """The messages of hang watches since the last call, each with its node."""
         found, self._posts = self._posts, []
         return found
 
     def keep(self, message: Mapping[str, Any]) -> None:
-        """Put something by that was told early."""
+        """Keep a message for the end of the run."""
         self._kept.append(message)
 
     def kept(self) -> list[Mapping[str, Any]]:
-        """What has been put by, and what nobody has taken yet."""
+        """The messages that were kept, and those that were not taken."""
         return [*self._kept, *(message for _, message in self._posts)]
 
     def ending(self, why: str) -> None:
-        """Tell the others, once, that this node's run is ending: a rank has failed, or trainkit was told to stop."""
+        """Tell the others, once, that this node's run is ending: a rank has failed, or trainkit has to stop."""
         if not self._told:
             self._told = True
             self._first.setdefault(self._node, time.monotonic())
@@ -137,7 +153,7 @@ class Control:
             self._tell({"ending": self._why})
 
     def pass_on(self, number: int) -> None:
-        """Tell the other nodes of a signal for the ranks, which node 0 was sent for all."""
+        """Send a signal for the ranks, which node 0 has received for all, to the other nodes."""
         if self._node == 0:
             self._tell({"signal": number})
 
@@ -157,8 +173,8 @@ class Control:
     ) -> Verdict:
         """The verdict on the whole run, which node 0 gives when all nodes have ended.
 
-        wait: the guardian's. record: writes the account, on node 0 before the others hear of the verdict: a scheduler
-        may kill what is left when they have ended.
+        wait: the guardian's. record: writes status.json, on node 0 before the others get the verdict: a scheduler may
+        kill what is left when they have ended.
         """
         if self._neighbours:
             at = self._first.setdefault(self._node, time.monotonic())
@@ -168,7 +184,7 @@ class Control:
             verdict = self._settle_all(mine, wait) if self._node == 0 else self._report(mine, wait)
         record(verdict)
         if self._node == 0 and self._lines:
-            # Without trainkit on node 0 another node has to say to people how the run has ended.
+            # Without trainkit on node 0 another node has to print how the run has ended.
             speaker = {"speaker": min(self._lines)} if self.alone else {}
             self._tell({"verdict": verdict._asdict(), **speaker})
             flush_all(self._lines.values(), SEND_SECONDS)
@@ -198,25 +214,24 @@ class Control:
         return self._verdict or mine.verdict
 
     def _until(self) -> float:
-        """Until when to wait for the other nodes: for ever while none has failed."""
+        """Until when to wait for the other nodes: without limit while none has failed."""
         return time.monotonic() + self._grace + PATIENCE if self._told or self.order else float("inf")
 
     def _hear(self, node: int, now: float) -> None:
-        """What a node has said by now."""
         messages = self._lines[node].waiting_messages()
         try:
             for message in messages or ():
                 self._heard[node] = now
                 self._on_message(node, message)
         except (KeyError, TypeError, ValueError):
-            self._lose(node, ": it said what no trainkit says")
+            self._lose(node, ": it sent an invalid message")
         if messages is None:
             self._lose(node, "")
 
     def _on_message(self, node: int, message: Mapping[str, Any]) -> None:
         if node not in self._met:
             self._met.add(node)
-            if self._why:  # what was said before may have been lost
+            if self._why:  # what was sent before may have been lost
                 self._lines[node].send({"ending": self._why})
         if "ending" in message and self._node == 0:
             self._first.setdefault(node, time.monotonic())
@@ -244,10 +259,10 @@ class Control:
                 self.said.append(f"the run failed: {self._verdict.why}")
 
     def _stop_all(self, source: int, why: str) -> None:
-        """Node 0 has heard that a node's run is ending, and passes it on."""
+        """On node 0: a node's run is ending; tell all others."""
         if not self.order and not self._told:
             self.order = self._why = why
-            if source in self._lines:  # else it was lost, which is said
+            if source in self._lines:  # else it was lost, which is reported
                 self.said.append(f"{why}; ending the run")
             for node, line in self._lines.items():
                 if node != source:
@@ -266,19 +281,13 @@ class Control:
         why = f"{lost.name} was lost{how}"
         self._lost.setdefault(how, []).append(lost.name)
         if self._node == 0:
-            # One that has fallen silent was lost when it should have been heard next.
+            # A silent node was lost when its next heartbeat did not come.
             missed = self._heard[node] + BEAT_SECONDS
             at = self._first.setdefault(node, min(missed, time.monotonic()) if how else time.monotonic())
             self._ends[node] = NodeEnd(node, lost.host, at, Verdict(KILLED, "node", why, node=node))
             self._stop_all(node, why)
         else:
             self.order = self.order or why
-
-    def _say_lost(self) -> None:
-        """All at once: a switch that fails takes hundreds of nodes with it."""
-        for how, names in self._lost.items():
-            self.said.append(f"{listed(names)} {'was' if len(names) == 1 else 'were'} lost{how}")
-        self._lost.clear()
 
     def _tell(self, message: Mapping[str, object]) -> None:
         for line in self._lines.values():
@@ -287,3 +296,70 @@ class Control:
 
 def _ended(mine: NodeEnd) -> dict[str, object]:
     return {"ended": mine.verdict._asdict(), "consequence": mine.consequence, "received": mine.received}
+
+
+class NodeEnd(NamedTuple):
+    """How the run ended on one node. at: when node 0 first knew of it, by its monotonic clock.
+
+    consequence: whether it was ordered to end, or its rank has only lost a peer. received: the signal that its trainkit
+    received, also after the order to end.
+    """
+
+    node: int
+    host: str
+    at: float
+    verdict: Verdict
+    consequence: bool = False
+    received: int | None = None
+
+
+def verdict_of(message: Mapping[str, object]) -> Verdict:
+    """The verdict in a message of another node. Raises TypeError or ValueError for something else."""
+    found = Verdict(**message)  # type: ignore[arg-type]
+    whole, texts = (found.exit_code, found.rank or 0, found.signal or 0), (found.failure or "", found.why)
+    if not all(isinstance(each, int) for each in whole) or not all(isinstance(each, str) for each in texts):
+        raise ValueError("no verdict")
+    return found
+
+
+def judge_nodes(ends: Sequence[NodeEnd]) -> Verdict:
+    """The verdict on the run, from the verdict of each node, node 0's first."""
+
+    def unlikely(end: NodeEnd) -> int:
+        if end.consequence:
+            return CONSEQUENCE
+        # A launcher whose ranks have not failed has noticed another node's failure; but not one that was killed.
+        return LAUNCHERS if end.verdict.failure == "launcher" and end.verdict.signal is None else OWN
+
+    failures = [each for each in ends if each.verdict.failure is not None]
+    if not failures:
+        return Verdict(0)
+    first = min(failures, key=lambda end: (unlikely(end), end.at, end.node))
+    others = [each for each in ends if each.node]
+    if len(others) > 1 and first.node and all(each.verdict.failure == "node" for each in others):
+        mine = next(each for each in ends if not each.node)
+        why = f"node 0 ({mine.host}) has lost all other nodes: most likely it is its own network that fails"
+        return first.verdict._replace(why=why, node=0, blamed=mine.host)
+    everywhere = (
+        first.verdict.failure in ("signal", "submitter")
+        and sum(each.received == first.verdict.signal for each in ends) > 1
+    )
+    why = first.verdict.why if everywhere else located(first)
+    blamed = first.host if first.verdict.failure == "node" else first.verdict.blamed
+    return first.verdict._replace(why=why, blamed=blamed, node=first.node)
+
+
+def located(end: NodeEnd) -> str:
+    """The reason with its node: ``rank 1 (tk2) was ended by SIGKILL``."""
+    rank, why = f"rank {end.verdict.rank} ", end.verdict.why
+    if end.verdict.rank is not None and why.startswith(rank):
+        return f"{rank}({end.host}) {why.removeprefix(rank)}"
+    return why if end.verdict.failure in {"node", "hang"} else f"{why} (node {end.node}, {end.host})"
+
+
+def has_lost_peer(verdict: Verdict, log: str) -> bool:
+    """Whether a rank has ended only because another one has gone. log: path of its standard error."""
+    if verdict.rank is None or verdict.signal not in (None, signal.SIGABRT):  # NCCL's watchdog aborts the process
+        return False
+    end = read_end(log, END_BYTES if verdict.signal is None else ABORT_BYTES)
+    return _LOST_PEER.search(end.decode("utf-8", "replace")) is not None

@@ -1,8 +1,8 @@
-"""The run's token: a node that can read it may join the run, and node 0 proves that it has it, too.
+"""The roll call before the start: the nodes of a run prove that they belong to it, and that they plan the same.
 
-Node 0 writes it before it answers anybody, readable for its user alone, into a folder that all nodes share: the run
-directory, or output.root where there is none yet. It is removed when all nodes have met. The token itself is never
-sent: each side shows an HMAC (RFC 2104) over two random numbers, one of each side.
+Node 0 writes a random token, readable for its user alone, into a folder that all nodes share: the run directory, or
+output.root where there is none yet. It is removed when all nodes have met. The token itself is never sent: each side
+shows an HMAC (RFC 2104) over two random numbers, one of each side. Then each node reports the digest of its plan.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import hashlib
 import hmac
 import itertools
+import json
 import os
 import re
 import secrets
@@ -19,45 +20,141 @@ import selectors
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trainkit.errors import MachineError
 from trainkit.files import open_regular, publish
-from trainkit.runner.nodes.agreement import (
-    SAY_SECONDS,
-    RefusedRunError,
-    Report,
-    Say,
-    Start,
-    refusal,
-    say_after,
-    unequal,
-)
 from trainkit.runner.nodes.control import Neighbour
 from trainkit.runner.nodes.line import MOST, SEND_SECONDS, Line, flush_all
 from trainkit.text import counted, listed
 
+SAY_SECONDS = 5.0  # until the first line about who is missing
+MOST_DIFFERENCES = 3  # that are named
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of one node. start: as in `Place`, or the plan's name; version: of trainkit.
+
+    digest: of the plan's leaves. The leaves are sent only on request: they are kilobytes, and nodes may be thousands.
+    process: random for each process, to tell a node that connects again from two nodes with the same number.
+    unfit: why this machine cannot run the plan; empty if it can. hint: what to do about that.
+    """
+
+    node: int
+    host: str
+    start: str
+    version: str
+    digest: str
+    process: str = ""
+    unfit: str = ""
+    hint: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node} ({self.host})"
+
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> Report | None:
+        """The report in a message, also of another version of trainkit; None if it is something else."""
+        node, texts = message.get("node"), [message.get(name, "") for name in cls.__slots__[1:]]
+        if not isinstance(node, int) or not message.keys() >= {"host", "start", "version"}:
+            return None
+        return cls(node, *texts) if all(isinstance(text, str) for text in texts) else None
+
+
+def digest_of(leaves: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()
+
+
+def say_after(seconds: float) -> float:
+    """When to name the missing nodes again: after 5, 10, 20, 40, 80 seconds, then every minute."""
+    return min(2 * seconds, seconds + 60)
+
+
+class RefusedRunError(MachineError):
+    """A run that is not started. blamed: the hosts at fault, separated by commas; empty if all are."""
+
+    def __init__(self, why: str, *, hint: str = "", blamed: str = "") -> None:
+        super().__init__(why, hint=hint)
+        self.blamed = blamed
+
+
+class ReportedElsewhereError(RefusedRunError):
+    """Node 0 refuses the run, and reports it on its own console; this is another node."""
+
+
+def refusal(first: Report, other: Report, nodes: int) -> str:
+    """Why a node may not join node 0's run, whatever its plan; empty if it may."""
+    if not 0 < other.node < nodes:
+        return f"{other.name} is none of the {nodes} nodes of the plan, which are 0 to {nodes - 1}"
+    if other.version != first.version:
+        return f"{other.name} has trainkit {other.version}, and {first.name} {first.version}"
+    if other.unfit:
+        return f"{other.name} cannot run the plan: {other.unfit}"
+    return ""
+
+
+def unequal(first: Report, planned: Mapping[str, Any], other: Report, found: Mapping[str, Any]) -> str:
+    """How two plans differ that should be the same."""
+    keys = [key for key in dict.fromkeys((*planned, *found)) if planned.get(key) != found.get(key)]
+    # Arguments of a command, and digests, follow from the other differences, and tell people less.
+    keys.sort(key=lambda key: 2 if key.endswith("digest") else int(".argv." in key))
+    shown = [f"{key} is {found.get(key, 'absent')}, and {planned.get(key, 'absent')} there" for key in keys]
+    more = f", and {len(shown) - MOST_DIFFERENCES} more" if len(shown) > MOST_DIFFERENCES else ""
+    return f"{other.name} has another plan than {first.name}: {'; '.join(shown[:MOST_DIFFERENCES])}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What node 0 decides for all nodes: the run directory, and address and port at which the ranks meet."""
+
+    run_dir: str
+    attempt: int
+    master: str
+    port: int
+
+    @classmethod
+    def read(cls, message: object) -> Start | None:
+        """The start in a message; None if it is something else."""
+        if not isinstance(message, dict) or message.keys() != {*cls.__slots__}:
+            return None
+        texts, numbers = (message["run_dir"], message["master"]), (message["attempt"], message["port"])
+        fits = all(isinstance(each, str) for each in texts) and all(isinstance(each, int) for each in numbers)
+        return cls(**message) if fits else None
+
+    def at(self, run_dir: str) -> Start:
+        return replace(self, run_dir=run_dir)
+
+
 BYTES = 32
 HEX = re.compile(f"[0-9a-f]{{{2 * BYTES}}}")  # as nonces and proofs are sent, and the token is written
-FIRST_BYTES = 512  # of a message of somebody who has proved nothing yet
-NODE_0, OTHER = "node 0", "other node"  # who proves: node 0's own proof, sent back, proves nothing
+FIRST_BYTES = 512  # of a message before the sender has proved that it has the token
+NODE_0, OTHER = "node 0", "other node"  # whose proof it is: node 0's own proof, sent back, proves nothing
 
 
 def token_path(folder: str, start: str, place: tuple[str, int]) -> str:
-    """Where the token of a start lies. place: node 0's address and port, as the nodes are told them."""
+    """The path of a start's token. place: node 0's address and port, as the nodes know them."""
     digest = hashlib.sha256(f"{start}\n{place[0]}\n{place[1]}".encode("utf-8", "surrogateescape")).hexdigest()
     return os.path.join(os.path.abspath(folder), f".token-{digest[:16]}")
 
 
 @contextlib.contextmanager
 def made_token(path: str, say: Say) -> Iterator[bytes]:
-    """A new token at the path, as long as the nodes meet. Raises MachineError where it cannot be written.
+    """A new token at the path, while the nodes meet. Raises MachineError if it cannot be written.
 
     A start that is refused or ended leaves no folder that was made for it.
     """
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):  # the folder has been removed
+            os.unlink(path)
+
     folder = os.path.dirname(path)
     token = secrets.token_bytes(BYTES)
     above = [folder, *map(str, Path(folder).parents)]
@@ -75,24 +172,19 @@ def made_token(path: str, say: Say) -> Iterator[bytes]:
     try:
         yield token
     except BaseException:
-        _remove(path)
+        remove()
         with contextlib.suppress(OSError):  # another run is in it
             for each in made:
                 os.rmdir(each)
         raise
-    _remove(path)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):  # the folder has been removed
-        os.unlink(path)
+    remove()
 
 
 def read_token(path: str) -> bytes:
-    """The token at a path. Raises OSError, also for a file that another user may have put there."""
+    """The token at a path. Raises OSError, also if another user may have put the file there."""
     with os.fdopen(open_regular(path), "rb") as file:
         owner = os.fstat(file.fileno()).st_uid
-        # A server may call every user by another number (squashing): then the folder has the same owner.
+        # A file server may map all users to another number (squashing): then the folder has the same owner.
         if owner not in (os.geteuid(), os.stat(os.path.dirname(path)).st_uid):
             raise PermissionError(1, f"it belongs to another user ({owner})", path)
         text = file.read(2 * BYTES + 1).decode("ascii", "replace")
@@ -102,7 +194,6 @@ def read_token(path: str) -> bytes:
 
 
 def new_nonce() -> str:
-    """A random number that proves a proof to be fresh."""
     return secrets.token_hex(BYTES)
 
 
@@ -112,19 +203,18 @@ def is_hex(value: object) -> bool:
 
 
 def proof(token: bytes, side: str, nonces: tuple[str, str]) -> str:
-    """What shows that a side has the token. nonces: node 0's, and the other node's."""
+    """Shows that a side has the token. nonces: node 0's, and the other node's."""
     return hmac.new(token, "\n".join((side, *nonces)).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(value: object, token: bytes, side: str, nonces: tuple[str, str]) -> bool:
-    """Whether a value is that proof; compared in constant time."""
     return isinstance(value, str) and is_hex(value) and hmac.compare_digest(value, proof(token, side, nonces))
 
 
 TURN_SECONDS = 0.2
 LATE_SECONDS = 10.0  # for nodes that start a little later, to hear that the run was refused
 SEE_SECONDS = 30.0  # for all nodes to see the run directory: NFS shows new files late
-SILENT_SECONDS = 10.0  # for the proof and the report of who has connected
+SILENT_SECONDS = 10.0  # for the proof and the report on a new connection
 MOST_STRANGERS = 256  # connections beyond those of the nodes; the oldest without a report go first
 MOST_OF_REPORT = 1 << 16  # bytes
 BACKLOG = 4096
@@ -133,9 +223,9 @@ SAME_WORDS = "start every node with the same words, and each once"
 
 
 class Caller:
-    """A connection to node 0. report: of the node that it belongs to, None while nobody has said so.
+    """A connection to node 0. address: of the other side; nonces: node 0's and the caller's.
 
-    address: from where; nonces: node 0's and the caller's; proven: whether it has the run's token.
+    proven: whether the caller has the run's token. report: of its node, None before it has come.
     """
 
     __slots__ = ("address", "line", "nonces", "proven", "report", "since")
@@ -148,10 +238,7 @@ class Caller:
 
 
 class RollCall:
-    """Node 0's side. listeners: listening already. leaves: of the plan, as of `assembly.comparable`.
-
-    token: the run's. hosts: by node, where they are known. say: for people.
-    """
+    """Node 0's side. leaves: of the plan, as from `assembly.comparable`. hosts: by node, if they are known."""
 
     def __init__(
         self,
@@ -169,21 +256,28 @@ class RollCall:
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
-        self._refused = ""  # the address of the last one who did not have the token
+        self._refused = ""  # the address of the last caller without the token
         self._strangers: dict[Caller, None] = {}  # the oldest first
         self._here: dict[int, Caller] = {}
 
     def wait(self, seconds: float) -> None:
-        """Until all are there. Raises MachineError when one is refused, or does not come."""
+        """Until all nodes have reported. Raises MachineError when one is refused, or does not come."""
         began = looked = time.monotonic()
         say_at = SAY_SECONDS
         while len(self._here) < self._nodes - 1:
-            self._turn()
+            for key, _ in self._selector.select(TURN_SECONDS):
+                if key.data is None:
+                    self._accept(key.fileobj)  # type: ignore[arg-type]
+                elif key.data.line.fileno() >= 0:  # it may have been dropped for another one just before
+                    self._read(key.data)
             now = time.monotonic()
             if now - looked < TURN_SECONDS:
                 continue
             looked, passed = now, now - began
-            self._look(now)
+            for caller in [each for each in self._strangers if now - each.since > SILENT_SECONDS]:
+                self._forget(caller)
+            for caller in self._here.values():
+                caller.line.flush()
             if passed >= say_at:
                 say_at = say_after(say_at)
                 self._say(f"{self._present()}, {passed:.0f} s")
@@ -195,20 +289,6 @@ class RollCall:
             self._selector.unregister(listener)
         for caller in [*self._strangers]:
             self._forget(caller)
-
-    def _turn(self) -> None:
-        for key, _ in self._selector.select(TURN_SECONDS):
-            if key.data is None:
-                self._accept(key.fileobj)  # type: ignore[arg-type]
-            elif key.data.line.fileno() >= 0:  # it may have been dropped for another one just before
-                self._read(key.data)
-
-    def _look(self, now: float) -> None:
-        """Let strangers go that say nothing, and send on what was not taken at once."""
-        for caller in [each for each in self._strangers if now - each.since > SILENT_SECONDS]:
-            self._forget(caller)
-        for caller in self._here.values():
-            caller.line.flush()
 
     def _present(self) -> str:
         missing = [self._name(node) for node in range(1, self._nodes) if node not in self._here]
@@ -226,45 +306,40 @@ class RollCall:
                 return  # it is gone again
             if not self._strangers:
                 self.refuse(f"node 0 can have no more files open: {error.strerror}", "raise it with ulimit -n")
-            self._forget(self._oldest())
+            self._forget_oldest_stranger()
             return
         caller = Caller(end, str(address[0]))
         self._selector.register(caller.line, selectors.EVENT_READ, caller)
         self._strangers[caller] = None
         if len(self._strangers) + len(self._here) > self._nodes + MOST_STRANGERS:
-            self._forget(self._oldest())
+            self._forget_oldest_stranger()
 
-    def _oldest(self) -> Caller:
-        """Of the strangers; one that has proved nothing, if there is one."""
-        return next((each for each in self._strangers if not each.proven), next(iter(self._strangers)))
+    def _forget_oldest_stranger(self) -> None:
+        """One that has proved nothing, if there is one."""
+        self._forget(next((each for each in self._strangers if not each.proven), next(iter(self._strangers))))
 
     def _heard(self, caller: Caller) -> list[dict[str, Any]] | None:
-        """What a caller has said since it has proved that it has the token; None when it is gone, or has not."""
+        """Messages of a caller that has proved that it has the token; None when it is gone, or has not proved it."""
         messages = caller.line.waiting_messages()
         while messages and not caller.proven:
-            if not self._prove(caller, messages.pop(0)):
+            message = messages.pop(0)
+            if not caller.nonces[0] and is_hex(nonce := message.get("nonce")):
+                caller.nonces = (new_nonce(), str(nonce))
+                caller.line.send({"nonce": caller.nonces[0], "proof": proof(self._token, NODE_0, caller.nonces)})
+                continue
+            caller.proven = bool(caller.nonces[0]) and is_proof(message.get("proof"), self._token, OTHER, caller.nonces)
+            if not caller.proven:
                 return None
-        return messages
-
-    def _prove(self, caller: Caller, message: Mapping[str, Any]) -> bool:
-        """Take in a message of somebody who has proved nothing yet; whether to go on with him."""
-        nonce = message.get("nonce")
-        if not caller.nonces[0] and is_hex(nonce):
-            caller.nonces = (new_nonce(), str(nonce))
-            caller.line.send({"nonce": caller.nonces[0], "proof": proof(self._token, NODE_0, caller.nonces)})
-            return True
-        caller.proven = bool(caller.nonces[0]) and is_proof(message.get("proof"), self._token, OTHER, caller.nonces)
-        if caller.proven:
             caller.line.most = MOST_OF_REPORT
             caller.line.send({"proven": True})
-        return caller.proven
+        return messages
 
     def _read(self, caller: Caller) -> None:
         messages = self._heard(caller)
         if messages is None:
             self._forget(caller)
         for message in messages or ():
-            if caller.line.fileno() < 0:  # it was let go for what came before
+            if caller.line.fileno() < 0:  # it was dropped for the message before
                 return
             if caller.report is None:
                 self._meet(caller, message)
@@ -272,7 +347,7 @@ class RollCall:
                 self.refuse(unequal(self._mine, self._leaves, caller.report, message["leaves"]), SAME_WORDS, caller)
 
     def _forget(self, caller: Caller) -> None:
-        if caller.nonces[0] and not caller.proven:  # before the end, which he may answer at once
+        if caller.nonces[0] and not caller.proven:  # before the close, at which the caller may come again
             self._refused = caller.address
         self._strangers.pop(caller, None)
         self._selector.unregister(caller.line)
@@ -292,7 +367,8 @@ class RollCall:
             return
         caller.report = report
         known = self._here.get(report.node)
-        if known is not None and (self._is_same(known, report) or known.line.waiting_messages() is None):
+        same = known is not None and known.report is not None and known.report.process == report.process != ""
+        if known is not None and (same or known.line.waiting_messages() is None):
             del self._here[report.node]  # it has come again before its end was seen
             self._forget(known)
         elif known is not None or report.node == self._mine.node:
@@ -308,12 +384,9 @@ class RollCall:
         del self._strangers[caller]
         self._here[report.node] = caller
 
-    def _is_same(self, known: Caller, report: Report) -> bool:
-        return known.report is not None and bool(report.process) and known.report.process == report.process
-
     def refuse(self, why: str, hint: str, caller: Caller | None = None, blamed: str = "") -> NoReturn:
-        """Tell all nodes that are here, and one that has just come, and raise the RefusedRunError."""
-        if self._mine.unfit:  # counts more: the others may have the same to say
+        """Tell all nodes that are here, and the caller, and raise the RefusedRunError."""
+        if self._mine.unfit:  # counts more: the others may be unfit for the same reason
             why, hint = f"{self._mine.name} cannot run the plan: {self._mine.unfit}", self._mine.hint
             blamed = self._mine.host if len(self._here) == self._nodes - 1 else ""
         self.dismiss(why, hint, caller)
@@ -325,14 +398,14 @@ class RollCall:
         raise RefusedRunError(why, hint=hint, blamed=blamed)
 
     def dismiss(self, why: str, hint: str = "", caller: Caller | None = None) -> None:
-        """Tell all nodes that are here, and one that has just come, that there will be no run."""
+        """Tell all nodes that are here, and the caller, that there will be no run."""
         lines = [each.line for each in (*self._here.values(), *([caller] if caller else []))]
         for line in lines:
             line.send({"refused": why, "hint": hint})
         flush_all(lines, SEND_SECONDS)
 
     def _dismiss_late(self, refusal: Mapping[str, str], told: int) -> None:
-        """Tell those, too, that come a little later: they would wait for node 0 for minutes. told: how many were."""
+        """Tell nodes that come a little later: they would wait for node 0 for minutes. told: how many know already."""
         until, left = time.monotonic() + LATE_SECONDS, self._nodes - 1 - told
         while left > 0 and time.monotonic() < until:
             for key, _ in self._selector.select(TURN_SECONDS):
@@ -351,18 +424,17 @@ class RollCall:
                     self._selector.unregister(key.fileobj)
 
     def neighbours(self) -> Iterator[Neighbour]:
-        """The other nodes, by the descriptors of their lines, which are the caller's from then on."""
+        """The other nodes with the descriptors of their lines, which belong to the caller from then on."""
         self._selector.close()
         for node, caller in sorted(self._here.items()):
             assert caller.report is not None
             yield Neighbour(node, caller.report.host, caller.line.detach())
 
     def start(self, what: Start) -> None:
-        """Tell all what they need, and wait until each has it and sees the run directory; or refuse the run."""
+        """Tell all nodes the start, and wait until each sees the run directory; or refuse the run."""
         for caller in self._here.values():
             caller.line.send({"start": asdict(what)})
-        unready = self._unready(time.monotonic() + SEE_SECONDS)
-        if unready:
+        if unready := self._unready(time.monotonic() + SEE_SECONDS):
             more = f"; and {counted(len(unready) - MOST_NAMED, 'other node')}" if len(unready) > MOST_NAMED else ""
             named = "; ".join(f"{self._name(node)} {why}" for node, why in sorted(unready.items())[:MOST_NAMED])
             self.refuse(f"{named}{more}", "set output.root to a folder that all nodes share")

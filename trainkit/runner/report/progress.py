@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainkit.files import open_regular, parse_json
+from trainkit.files import open_regular, parse_json, read_end
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.text import format_duration, format_memory, format_rate
@@ -241,12 +241,7 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
 
     Of a line that was painted over, as a progress bar is, what was painted last.
     """
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace").rstrip()
-    except OSError:
-        return []
+    text = read_end(path, TAIL_BYTES).decode("utf-8", "replace").rstrip()
     painted = [re.split(r"\r+", line.rstrip("\r")) for line in text.split("\n")] if text else []
     lines = [next((part for part in reversed(parts) if part.strip()), "") for parts in painted]
     return lines if count is None else lines[-count:]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from trainkit.decode import Between, Like
-from trainkit.files import names_in, open_regular, publish, publish_or_overwrite, read_record
+from trainkit.files import names_in, publish, publish_or_overwrite, read_end, read_record
 from trainkit.runner.supervisor.processes import Pid, ProcessId, boot_id, started
 
 REMOVED = "the run directory was removed while it ran"
@@ -221,15 +221,10 @@ def write_record(attempt_dir: str, record: RankRecord) -> None:
 
 def unwritten(attempt_dir: str, node: int = 0) -> str:
     """Why a wrapper could not write its record, as it says where the launcher writes; empty where none has said so."""
-    said = f"{SAYS}{attempt_dir} cannot be written: ".encode()
-    with (
-        contextlib.suppress(OSError),
-        os.fdopen(open_regular(launcher_log(attempt_dir, node), below=run_of(attempt_dir)), "rb") as file,
-    ):
-        file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
-        for line in file.read().splitlines():
-            if line.startswith(said):
-                return line.removeprefix(SAYS.encode()).decode("utf-8", "replace")
+    message = f"{SAYS}{attempt_dir} cannot be written: ".encode()
+    for line in read_end(launcher_log(attempt_dir, node), END_BYTES, below=run_of(attempt_dir)).splitlines():
+        if line.startswith(message):
+            return line.removeprefix(SAYS.encode()).decode("utf-8", "replace")
     return ""
 
 

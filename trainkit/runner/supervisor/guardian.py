@@ -14,8 +14,7 @@ from enum import Enum, auto
 from typing import Any, NoReturn
 
 from trainkit.files import open_regular, try_lock
-from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.nodes.verdict import has_lost_peer
+from trainkit.runner.nodes.control import Control, Neighbour, has_lost_peer
 from trainkit.runner.report.exit_status import (
     TRAINKIT_KILLED,
     Observed,

@@ -59,12 +59,9 @@ class Supervisor:
         kept: Sequence[int],
         attempt: AttemptLayout,
     ) -> None:
-        self._spec = spec
-        self._environment = environment
-        self._attempt = attempt
-        self._relay = relay
-        self._console = console
-        # Descriptors that the guardian keeps too: the run counts as running, and has its cards, while either lives; and
+        self._spec, self._environment, self._attempt = spec, environment, attempt
+        self._relay, self._console = relay, console
+        # Descriptors that the guardian keeps too: the run counts as running, and has its GPUs, while either lives; and
         # the connections to the other nodes, which are the guardian's while it lives, and then ours.
         self._kept = kept
         # A socket, for its end is seen on the other side however a process ends, by KILL too.
@@ -83,7 +80,7 @@ class Supervisor:
 
     def run(self, on_start: Callable[[], None]) -> Verdict:
         """Start, follow to the end, and return the verdict. on_start is called once the guardian runs."""
-        # Should the guardian be killed, its children become ours; those that we have already are not of the run.
+        # If the guardian is killed, its children become ours; those that we have already do not belong to the run.
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
         with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._on_signal):

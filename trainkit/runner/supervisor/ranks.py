@@ -1,7 +1,7 @@
 """The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, reached by signal.
 
-A record says which process is a rank's wrapper; it is believed of one that is below the guardian, or that is such a
-wrapper of this attempt by its command line (in a container of a daemon). No other process is signalled or looked into.
+A record names the process of a rank's wrapper. It is believed only if that process is below the guardian, or is a
+wrapper of this attempt by its command line (in a container of a daemon). No other process is signalled or inspected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ranks:
     def __init__(
         self, attempt_dir: str, selector: selectors.BaseSelector, node: int = 0, expected: int = 0, nodes: int = 1
     ) -> None:
-        """expected: ranks that the plan has on each node like this one; 0 where it is not known."""
+        """expected: ranks that the plan has on each node like this one; 0 if unknown."""
         self.records: dict[int, RankRecord] = {}
         self.vanished: dict[int, float] = {}  # rank -> when its wrapper ended without finishing its record
         self._attempt_dir = attempt_dir
@@ -42,17 +42,17 @@ class Ranks:
         self._node, self._expected, self._nodes = node, expected, nodes
         self._folder = records_path(attempt_dir, node)
         if node:
-            with contextlib.suppress(OSError):  # it cannot be: the first look says so
+            with contextlib.suppress(OSError):  # reported by `obstacle`
                 make_folder(self._folder, below=run_of(attempt_dir))
-        self._stamp: int | None = None  # of the folder …
-        self._stamp_seen = 0.0  # … since when it is that …
-        self._settled = False  # … and whether nothing can have changed unseen
+        self._changed: int | None = None  # time stamp of the folder …
+        self._changed_seen = 0.0  # … since when it is that …
+        self._settled = False  # … and whether nothing can have changed unnoticed
         self._watched: dict[int, int | None] = {}  # wrapper pid -> pidfd
         self._stopped: set[int] = set()  # wrapper pids that have had TERM
-        self._proved: set[tuple[int, str]] = set()  # wrappers that were seen to be ones while they ran
+        self._proved: set[tuple[int, str]] = set()  # processes that were seen to be wrappers while they ran
 
     def poll(self) -> None:
-        """Take in new records and ends."""
+        """Read new records, and notice wrappers that have ended."""
         self._read()
         for rank, record in list(self.records.items()):
             if record.ended is None and rank not in self.vanished and not _runs(record):
@@ -70,7 +70,7 @@ class Ranks:
         return [rank for rank, each in self.records.items() if _wrapper(each) in self._proved and _runs(each)]
 
     def programs(self) -> list[int]:
-        """Pids of their programs that run: each below the wrapper that has started it."""
+        """Pids of their programs: each below the wrapper that has started it."""
         records = [self.records[rank] for rank in self.alive()]
         return [each.pid for each in records if each.pid and descends_from(each.wrapper_pid, each.pid)]
 
@@ -86,7 +86,7 @@ class Ranks:
             self._send(pid, signal.SIGTERM)
 
     def obstacle(self) -> str:
-        """Why records cannot be written or read now; empty where they can."""
+        """Why records cannot be written or read now; empty if they can."""
         folder, run = self._folder, run_of(self._attempt_dir)
         probe = os.path.join(folder, ".probe")
         try:
@@ -107,17 +107,17 @@ class Ranks:
     def _read(self) -> None:
         # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
         try:
-            stamp = os.stat(self._folder).st_mtime_ns
+            changed = os.stat(self._folder).st_mtime_ns
         except OSError:  # the run directory was removed, or its disk fails: what is known stays known
             return
         now = time.monotonic()
-        if stamp != self._stamp:
-            self._stamp, self._stamp_seen, self._settled = stamp, now, False
+        if changed != self._changed:
+            self._changed, self._changed_seen, self._settled = changed, now, False
         elif self._settled:
             return
-        # A file system's clock is coarse, and may be another than ours: what changes in the same tick is not missed
-        # where the folder is read once more when the stamp has been the same for a while.
-        self._settled = now - self._stamp_seen > SETTLED_SECONDS
+        # A file system's clock is coarse and may be another machine's: the folder is read once more when its time stamp
+        # has been the same for a while, so that a second change in the same tick is not missed.
+        self._settled = now - self._changed_seen > SETTLED_SECONDS
         try:
             records = list(read_records(self._attempt_dir, self._node))
         except OSError:
@@ -144,8 +144,8 @@ class Ranks:
         if not _runs(record):  # it has ended by now: nothing will be done to it
             return known is None or not _runs(known)
         words = command_line(record.wrapper_pid)
-        boxed = module_of(words) == WRAPPER and self._attempt_dir in words
-        if boxed or descends_from(os.getpid(), record.wrapper_pid):
+        is_wrapper = module_of(words) == WRAPPER and self._attempt_dir in words
+        if is_wrapper or descends_from(os.getpid(), record.wrapper_pid):
             self._proved.add(_wrapper(record))
             return True
         return False
@@ -165,5 +165,5 @@ def _wrapper(record: RankRecord) -> tuple[int, str]:
 
 def _runs(record: RankRecord) -> bool:
     """Whether a wrapper runs, and not another process that has got its number since."""
-    # Elsewhere ps would have to be asked, in each look for each rank.
+    # Without /proc, ps would have to be started in each look for each rank.
     return is_alive(record.wrapper_pid) and (not LINUX or started(record.wrapper_pid) == record.wrapper_started)

@@ -16,8 +16,8 @@ from types import FrameType
 from trainkit.errors import Diagnostic, ExitCode, MachineError, RecipeError
 from trainkit.launch_plan.model import Job, Plan
 from trainkit.runner.execute import RunRequest, execute
-from trainkit.runner.nodes.agreement import RefusedRunError, ToldError
-from trainkit.runner.nodes.assembly import Meeting, comparable, report_unfit
+from trainkit.runner.nodes.assembly import Rendezvous, comparable, report_unfit
+from trainkit.runner.nodes.roll_call import RefusedRunError, ReportedElsewhereError
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import Pids
@@ -49,7 +49,7 @@ def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callab
         update_status(layout, host=os.uname().nodename, pids=Pids.of(os.getpid()))
     try:
         return execute(_fitting(plan, layout, place, make))
-    except ToldError as error:  # node 0 says it, on the console that all nodes have
+    except ReportedElsewhereError as error:  # node 0 says it, on the console that all nodes have
         return int(error.exit_code)
     except MachineError as error:
         if place.node == 0:
@@ -64,8 +64,8 @@ def _fitting(plan: Plan, layout: RunLayout, place: Place, make: Callable[[], Run
     except (MachineError, RecipeError) as error:
         if plan.topology.nodes > 1 and plan.job is not None:
             try:
-                report_unfit(Meeting.of(plan, str(layout.root)), place, error, say, plan.job.start_seconds)
-            except ToldError:
+                report_unfit(Rendezvous.of(plan, str(layout.root)), place, error, say, plan.job.start_seconds)
+            except ReportedElsewhereError:
                 if plan.job.scheduler != "kubernetes":  # whose pods have no console in common
                     raise
             except MachineError as told:

@@ -435,9 +435,14 @@ class Holder:
 
     def _leave(self) -> None:
         """Let go of every node, and wait a bounded time until its ssh has ended."""
+
+        def release() -> None:
+            for node in self._nodes:
+                node.release()
+
         end_tree(
             lambda: [node.process.pid for node in self._nodes if node.process.poll() is None],
-            ask=lambda: [node.release() for node in self._nodes],
+            ask=release,
             grace=LEAVE_SECONDS + (self._plan.grace_seconds + PATIENCE if self._begun else 0),
             wait=lambda _: self._turn(),
         )
