@@ -19,11 +19,11 @@ from trainkit.decode import decode
 from trainkit.files import publish, read_json
 from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.watch.activity import FEW, STEADY, Joins, Question, State
 from trainkit.runner.watch.dumping import Dump, View, _Asked
-from trainkit.runner.watch.judge import Found, State, describe, judge, own_place
-from trainkit.runner.watch.question import FEW, STEADY, Joins, Question
-from trainkit.runner.watch.timing import Limits, Standing, is_sure, stalled
-from trainkit.runner.watch.watch import Pace, Watch, stragglers
+from trainkit.runner.watch.judge import Found, describe, judge, own_place
+from trainkit.runner.watch.timing import Limits, Pace, PhaseTiming, is_sure, stalled, stragglers
+from trainkit.runner.watch.watch import Watch
 from trainkit.stamps import (
     BACKWARD,
     CHECKPOINT,
@@ -51,29 +51,29 @@ QUICK = (0.1,) * 20
 
 
 @pytest.mark.parametrize(
-    ("standing", "limits", "seconds"),
+    ("timing", "limits", "seconds"),
     [
-        pytest.param(Standing(0, 0, DATA, longest(data=0.01), QUICK), AUTO, 120, id="two minutes at least"),
-        pytest.param(Standing(0, 0, DATA, longest(data=0.01), (9.0,) * 20), AUTO, 180, id="twenty median steps"),
-        pytest.param(Standing(0, 0, DATA, longest(data=70.0), QUICK), AUTO, 210, id="three times the longest phase"),
-        pytest.param(Standing(0, 0, BACKWARD, longest(data=70.0), QUICK), AUTO, 1800, id="a phase that never ended"),
-        pytest.param(Standing(0, 0, START, longest()), EIGHT, 1800, id="the start-up has its own"),
-        pytest.param(Standing(0, 0, DATA, longest(data=70.0), QUICK), EIGHT, 8, id="the recipe's counts"),
-        pytest.param(Standing(0, 0, CHECKPOINT, longest(), QUICK), EIGHT, 1800, id="a first checkpoint"),
-        pytest.param(Standing(0, 0, CHECKPOINT, longest(checkpoint=30.0), QUICK), EIGHT, 90, id="a later checkpoint"),
-        pytest.param(Standing(0, 0, START, longest(), pause=2.0), EIGHT, 8, id="collectives without an optimizer"),
-        pytest.param(Standing(0, 0, START, longest(), pause=2.0), AUTO, 120, id="these by themselves"),
-        pytest.param(Standing(0, 0, START, longest(), pause=70.0), AUTO, 210, id="three times their longest pause"),
-        pytest.param(Standing(0, 0), AUTO, 1800, id="a program that says nothing"),
-        pytest.param(Standing(0, 0), EIGHT, 8, id="a program that says nothing, by the recipe"),
+        pytest.param(PhaseTiming(0, 0, DATA, longest(data=0.01), QUICK), AUTO, 120, id="two minutes at least"),
+        pytest.param(PhaseTiming(0, 0, DATA, longest(data=0.01), (9.0,) * 20), AUTO, 180, id="twenty median steps"),
+        pytest.param(PhaseTiming(0, 0, DATA, longest(data=70.0), QUICK), AUTO, 210, id="three times the longest phase"),
+        pytest.param(PhaseTiming(0, 0, BACKWARD, longest(data=70.0), QUICK), AUTO, 1800, id="a phase that never ended"),
+        pytest.param(PhaseTiming(0, 0, START, longest()), EIGHT, 1800, id="the start-up has its own"),
+        pytest.param(PhaseTiming(0, 0, DATA, longest(data=70.0), QUICK), EIGHT, 8, id="the recipe's counts"),
+        pytest.param(PhaseTiming(0, 0, CHECKPOINT, longest(), QUICK), EIGHT, 1800, id="a first checkpoint"),
+        pytest.param(PhaseTiming(0, 0, CHECKPOINT, longest(checkpoint=30.0), QUICK), EIGHT, 90, id="a later one"),
+        pytest.param(PhaseTiming(0, 0, START, longest(), pause=2.0), EIGHT, 8, id="collectives without an optimizer"),
+        pytest.param(PhaseTiming(0, 0, START, longest(), pause=2.0), AUTO, 120, id="these by themselves"),
+        pytest.param(PhaseTiming(0, 0, START, longest(), pause=70.0), AUTO, 210, id="three times their longest pause"),
+        pytest.param(PhaseTiming(0, 0), AUTO, 1800, id="a program that says nothing"),
+        pytest.param(PhaseTiming(0, 0), EIGHT, 8, id="a program that says nothing, by the recipe"),
     ],
 )
-def test_how_long_a_rank_may_stand_still(standing: Standing, limits: Limits, seconds: float) -> None:
-    assert standing.limit(limits) == seconds
+def test_how_long_a_rank_may_stand_still(timing: PhaseTiming, limits: Limits, seconds: float) -> None:
+    assert timing.limit(limits) == seconds
 
 
 def test_a_run_hangs_only_when_no_rank_moves() -> None:
-    still, moving = Standing(0, 10.0, DATA, longest(data=1)), Standing(1, 95.0, BACKWARD, longest(backward=1))
+    still, moving = PhaseTiming(0, 10.0, DATA, longest(data=1)), PhaseTiming(1, 95.0, BACKWARD, longest(backward=1))
     assert not stalled([still, moving], EIGHT, 100.0)
     assert not stalled([still, moving], EIGHT, 103.0)
     assert stalled([still, moving], EIGHT, 103.1)
@@ -81,18 +81,18 @@ def test_a_run_hangs_only_when_no_rank_moves() -> None:
 
 
 def test_a_rank_that_saves_may_let_the_others_wait() -> None:
-    saving = Standing(0, 0.0, CHECKPOINT, longest(checkpoint=60.0))
-    waiting = Standing(1, 0.0, DATA, longest(data=0.1))
+    saving = PhaseTiming(0, 0.0, CHECKPOINT, longest(checkpoint=60.0))
+    waiting = PhaseTiming(1, 0.0, DATA, longest(data=0.1))
     assert not stalled([saving, waiting], EIGHT, 179.0)
     assert stalled([saving, waiting], EIGHT, 181.0)
 
 
 def test_of_a_program_that_says_nothing_a_hang_is_never_sure() -> None:
-    assert is_sure([Standing(0, 0.0, STEPS, longest(steps=0.1))])
-    assert not is_sure([Standing(0, 0.0, STEPS, longest(steps=0.1)), Standing(1, 0.0)])
-    assert not is_sure([Standing(0, 0.0, START, longest())])
-    assert not is_sure([Standing(0, 0.0, START, longest(), pause=2.0)])
-    assert is_sure([Standing(0, 0.0, START, longest(), pause=2.0, steady=True)])
+    assert is_sure([PhaseTiming(0, 0.0, STEPS, longest(steps=0.1))])
+    assert not is_sure([PhaseTiming(0, 0.0, STEPS, longest(steps=0.1)), PhaseTiming(1, 0.0)])
+    assert not is_sure([PhaseTiming(0, 0.0, START, longest())])
+    assert not is_sure([PhaseTiming(0, 0.0, START, longest(), pause=2.0)])
+    assert is_sure([PhaseTiming(0, 0.0, START, longest(), pause=2.0, steady=True)])
 
 
 def joins(*numbers: int) -> Joins:

@@ -20,7 +20,7 @@ from trainkit.errors import MachineError
 from trainkit.files import read_json, write_json
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import ORDERS
-from trainkit.runner.watch.judge import Activity, disk_bytes
+from trainkit.runner.watch.activity import Activity, disk_bytes
 
 pytestmark = pytest.mark.cli
 

@@ -18,7 +18,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_SHOWN, PACES, UNSEEN, Count, Seconds, read_shown
-from trainkit.runner.watch.watch import BY_RANK, stragglers
+from trainkit.runner.watch.timing import BY_RANK, stragglers
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
 
 # Names in Trainer's result files -> those of a summary (transformers, trainer.py: TrainOutput, speed_metrics).

@@ -43,8 +43,8 @@ from trainkit.runner.supervisor.processes import (
 )
 from trainkit.runner.supervisor.ranks import Ranks
 from trainkit.runner.watch.dumping import awake
-from trainkit.runner.watch.timing import Limits
-from trainkit.runner.watch.watch import Watch, save_paces
+from trainkit.runner.watch.timing import Limits, save_paces
+from trainkit.runner.watch.watch import Watch
 
 LOOK_SECONDS = 1.0
 MARGIN_SECONDS = 5.0  # beyond the grace time, for wrappers to notice and to end

@@ -1,1 +1,1 @@
-"""Whether a run still moves: when it does not, who holds it up and where, before anything is ended."""
+"""The hang watch: whether a run moves, and which rank blocks it if it does not."""

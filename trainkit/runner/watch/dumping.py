@@ -1,6 +1,6 @@
-"""What the ranks of this node are doing now: stacks, the flight recorders of torch, states. Standard library only.
+"""A dump of this node's ranks: stacks, the flight recorders of torch, states. Standard library only.
 
-Nothing is waited for here: the guardian begins a dump, looks again in each of its turns, and takes what has come.
+Nothing here waits: the guardian begins a dump, looks again in each of its turns, and takes what has come.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import NamedTuple
 from trainkit.files import make_folder, open_regular, publish, read_record, remove_file
 from trainkit.runner.rundir.records import RankRecord, run_of
 from trainkit.runner.supervisor.processes import descendants
-from trainkit.runner.watch.judge import Found, State, catches, own_place, state_of
-from trainkit.runner.watch.question import order
+from trainkit.runner.watch.activity import State, catches, order, state_of
+from trainkit.runner.watch.judge import Found, own_place
 from trainkit.stamps import ASK, PAGE, Flight, Page, read_page
 
 PATIENCE = 5.0  # seconds for all ranks to answer
-SETTLE = 0.3  # a stack that has not grown for so long is whole
+SETTLE = 0.3  # seconds after which a stack that has not grown is complete
 MOST = 1 << 20  # bytes of a stack
 
 Spawn = Callable[[Sequence[str], Sequence[int]], int]  # argv, standard streams -> pid
 
 
 class View:
-    """What this node sees of one rank: its record and its page, which stays readable when the wrapper has ended."""
+    """The record and the page of one rank; the page stays readable when the wrapper has ended."""
 
     def __init__(self, record: RankRecord, *, alive: bool) -> None:
-        """alive: whether its wrapper is proved to run; nothing is opened of another process."""
+        """alive: whether its wrapper is proved to run; no file of another process is opened."""
         self.record = record
         self._fd: int | None = None
         if alive and (path := record.opened(record.stamps)):
@@ -38,17 +38,17 @@ class View:
                 self._fd = open_regular(path, links=True)
 
     def bytes(self) -> bytes:
-        """The whole page; empty where there is none."""
+        """The whole page; empty if there is none."""
         with contextlib.suppress(OSError):
             return os.pread(self._fd, PAGE, 0) if self._fd is not None else b""
         return b""
 
     def page(self) -> Page | None:
-        """What the program says of itself; None where it has not attached."""
+        """The program's heartbeat; None if it has not attached."""
         return read_page(self.bytes())
 
     def text(self, start: int) -> str:
-        """What was written behind the page from a place on."""
+        """The text behind the page, from an offset on."""
         with contextlib.suppress(OSError):
             return os.pread(self._fd, MOST, start).decode("utf-8", "replace") if self._fd is not None else ""
         return ""
@@ -58,29 +58,26 @@ class View:
         return os.fstat(self._fd).st_size if self._fd is not None else 0
 
     def close(self) -> None:
-        """Let go of it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 class _Asked(NamedTuple):
-    """A rank that is being dumped."""
-
     view: View
     page: Page | None
     pid: int
     state: State
-    start: int  # where its stack begins, behind the page
-    flight: str  # path of what its flight recorder has; empty where it was not asked
+    start: int  # offset of its stack, behind the page
+    flight: str  # path of its flight recorder's answer; empty if it was not asked
     spy: int  # pid of py-spy
 
 
 class Dump:
-    """One dump of all ranks of this node, from the order to what was found."""
+    """One dump of all ranks of this node, from the order to the result."""
 
     def __init__(self, folder: str, views: Iterable[View], spawn: Spawn) -> None:
-        """views: of ranks whose wrappers are proved to run. Raises OSError where the folder cannot be made."""
+        """views: of ranks whose wrappers are proved to run. Raises OSError if the folder cannot be made."""
         self._run = run_of(os.path.dirname(folder))
         make_folder(folder, below=self._run)
         self._folder, self._spawn = folder, spawn
@@ -90,7 +87,7 @@ class Dump:
 
     def _ask(self, view: View) -> _Asked:
         record, page = view.record, view.page()
-        # The number may be another process's by now: only one of this rank's is sent anything.
+        # Another process may have the number by now: a signal is sent only to a process of this rank.
         below = descendants(record.wrapper_pid)
         attached = page is not None and page.pid in below
         pid = page.pid if page is not None and attached else record.pid if record.pid in below else 0
@@ -121,11 +118,11 @@ class Dump:
             os.close(out)
 
     def turn(self, ended: Collection[int]) -> bool:
-        """Whether all has come that will. ended: children of the guardian that have ended."""
+        """Whether the dump is complete. ended: children of the guardian that have ended."""
         now, sizes = time.monotonic(), [each.view.size() for each in self._asked]
         if sizes != self._sizes:
             self._sizes, self._grown = sizes, now
-        # One that has no thread for orders answers with its stack alone.
+        # A rank without the thread for orders answers with its stack only.
         whole = all(
             (not each.flight or os.path.lexists(each.flight) or now - self._began > PATIENCE / 2)
             and (not each.spy or each.spy in ended)
@@ -134,7 +131,7 @@ class Dump:
         return (whole and now - self._grown > SETTLE) or now - self._began > PATIENCE
 
     def found(self, moved: Callable[[int], float]) -> list[Found]:
-        """What was found, with a file for each rank. moved: seconds since a rank has moved."""
+        """The result, and a file for each rank. moved: seconds since a rank has moved."""
         return [self._found(each, moved(each.view.record.rank)) for each in self._asked]
 
     def _found(self, asked: _Asked, seconds: float) -> Found:
@@ -146,7 +143,7 @@ class Dump:
                 stack = file.read(MOST).decode("utf-8", "replace")
         if asked.flight:
             flight = read_record(asked.flight, Flight, below=self._run)
-        late = state_of(asked.pid)  # a disk makes everybody wait for a moment: only what lasts counts
+        late = state_of(asked.pid)  # every process waits for a disk at times: only a lasting state counts
         letter = "" if asked.state.letter == "D" and late.letter != "D" else asked.state.letter
         found = Found(
             record.rank,
@@ -162,10 +159,9 @@ class Dump:
         )
         state = State(letter).in_words or f"state {letter or 'unknown'}"
         head = f"{found.name}: {state}, in the kernel in {asked.state.waits_in or 'nothing'}\n"
-        why = (
-            "" if stack else f"no stack: {'a stopped process cannot answer' if letter in {'T', 't'} else 'no answer'}\n"
-        )
-        with contextlib.suppress(OSError):  # a full disk: what was found is said all the same
+        reason = "a stopped process cannot answer" if letter in {"T", "t"} else "no answer"
+        why = "" if stack else f"no stack: {reason}\n"
+        with contextlib.suppress(OSError):  # a full disk
             publish(self._path(record.rank, "stack"), f"{head}{why}\n{stack}", below=self._run)
             if asked.spy:
                 remove_file(self._path(record.rank, "py-spy"), below=self._run)
@@ -176,14 +172,14 @@ class Dump:
 
 
 def _tool(name: str) -> str:
-    """The path of a program on PATH; empty where there is none. shutil takes too long to load."""
+    """The path of a program on PATH, or empty. shutil takes too long to load."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     paths = (os.path.join(folder, name) for folder in folders if os.path.isabs(folder))
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
 
 
 def awake(pids: Iterable[int]) -> None:
-    """Let stopped processes go on, so that TERM, which waits for that, reaches them."""
+    """Continue stopped processes, which would not receive TERM."""
     for pid in pids:
         if pid > 1 and state_of(pid).letter == "T":
             with contextlib.suppress(OSError):

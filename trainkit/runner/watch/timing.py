@@ -1,27 +1,36 @@
-"""When a run counts as one that hangs: pure rules over what is known of its ranks. Standard library only."""
+"""When a run counts as hanging, and which of its ranks are slow: rules over step times. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+import contextlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from trainkit.stamps import CHECKPOINT, EVALUATION, PHASES, STEPS
+from trainkit.decode import DecodeError, decode
+from trainkit.files import publish
+from trainkit.runner.rundir.records import PACES, Name, RankKey, Seconds, run_of
+from trainkit.stamps import CHECKPOINT, EVALUATION, PHASES, STEPS, read_paces
 
-LEAST_SECONDS = 120.0  # that a run may stand still, where the recipe leaves it open
-STEPS_LONG, PHASES_LONG = 20, 3  # as many median steps, or the longest of the same phase
-FEW = 5  # steps of which a median says little
+LEAST_SECONDS = 120.0  # the lowest limit, if the recipe sets none
+STEPS_LONG, PHASES_LONG = 20, 3  # the limit in median steps, and in the longest times of the same phase
+FEW = 5  # steps, too few for a median
+FEW_PACES = 10  # steps, too few for a pace
+SLOWER = 1.3  # times the median of all ranks
+SHARE = 0.1  # of a step that the difference makes at least: less delays nobody
 
 
 def median(values: Collection[float]) -> float:
-    """Of at least one value, the lower one of the two in the middle."""
-    # Python's own module of statistics takes longer to load than all of the guardian.
+    """The lower one of the two values in the middle."""
+    # Python's statistics module takes longer to load than all of the guardian.
     return sorted(values)[(len(values) - 1) // 2]
 
 
 class Limits(NamedTuple):
-    """What the plan says. after: None where the run's own pace decides, 0 for no watch. Seconds.
+    """The plan's limits in seconds. after: None to learn it from step times, 0 for no watch.
 
-    start: for what has not happened once in this run: the first step, the first checkpoint. ends: whether the run ends.
+    start: for phases that have not ended once, such as the first checkpoint. ends: whether a hang ends the run.
     """
 
     after: float | None = None
@@ -29,13 +38,13 @@ class Limits(NamedTuple):
     ends: bool = False
 
 
-class Standing(NamedTuple):
-    """A rank that may be standing still. moved: when it was last seen to move; times are of one monotonic clock.
+class PhaseTiming(NamedTuple):
+    """How long a rank has not moved, and how long its phases take. moved: its last move, by a monotonic clock.
 
-    phase: None for a program that writes no stamps, of which only its use of the processor and its output are seen.
-    longest: seconds that each phase has taken at most; steps: seconds of the latest ones. may: seconds that it may
-    stand still, where that does not depend on its own pace. pause: the longest time between two collectives, where no
-    optimizer has stepped yet and they are no start-up's; steady: whether they have gone on for long.
+    phase: None for a program without a heartbeat, of which only the processor time and the output are known. longest:
+    the most seconds that each phase has taken. steps: seconds of the latest steps. may: the limit, if it does not
+    depend on the rank's own pace. pause: the longest time between two collectives, before the first step of an
+    optimizer and after the start-up; steady: whether they have gone on for long.
     """
 
     rank: int
@@ -48,7 +57,7 @@ class Standing(NamedTuple):
     steady: bool = False
 
     def limit(self, limits: Limits) -> float:
-        """Seconds after which standing still is too long."""
+        """Seconds without a move after which the rank counts as hanging."""
         if self.may is not None:
             return self.may
         if self.phase is None:
@@ -56,27 +65,76 @@ class Standing(NamedTuple):
         longest = self.longest[self.phase] or self.pause
         if not longest:
             return max(limits.start, limits.after or 0.0)
-        # Checkpoints and evaluations grow, and are no steps that the recipe can have meant.
+        # Checkpoints and evaluations grow, and the recipe's limit is for steps.
         if limits.after is not None and self.phase not in (CHECKPOINT, EVALUATION):
             return limits.after
         usual = median(self.steps) if len(self.steps) >= FEW else 0.0
         return max(limits.after or LEAST_SECONDS, STEPS_LONG * usual, PHASES_LONG * longest)
 
 
-def stalled(ranks: Collection[Standing], limits: Limits, now: float) -> bool:
-    """Whether none of these ranks has moved for as long as it may. False where there is none."""
+def stalled(ranks: Collection[PhaseTiming], limits: Limits, now: float) -> bool:
+    """Whether all of these ranks, at least one, are over their limit."""
     return bool(ranks) and all(now - each.moved > each.limit(limits) for each in ranks)
 
 
-def is_sure(ranks: Collection[Standing]) -> bool:
-    """Whether all of them say themselves when they move; of others it is reported, and nothing is ended for it."""
+def is_sure(ranks: Collection[PhaseTiming]) -> bool:
+    """Whether all of them have a heartbeat; a hang of others is reported, and does not end the run."""
     return all(each.phase is not None and (any(each.longest) or each.steady) for each in ranks)
 
 
 def where(phase: int | None, step: int) -> str:
-    """``backward of step 14``, counted from 1: the step being made; ``evaluation after step 2``, which is done."""
+    """``backward of step 14``: the current step, from 1; ``evaluation after step 2``: the last step."""
     if phase is None:
         return ""
     if phase in (CHECKPOINT, EVALUATION):
         return f"{PHASES[phase]} after step {step}"
     return f"step {step + 1}" if phase == STEPS else f"{PHASES[phase]} of step {step + 1}" if phase else "the start-up"
+
+
+class Pace(NamedTuple):
+    """Medians of a rank's latest steps, in seconds. own: without waiting for other ranks; 0 if unknown."""
+
+    host: Name
+    step: Seconds
+    own: Seconds
+
+
+BY_RANK: Any = Mapping[RankKey, Pace]
+
+
+def pace_of(host: str, page: bytes) -> Pace | None:
+    """From a rank's page; None if it has made too few steps."""
+    steps = read_paces(page) if page else []
+    if len(steps) < FEW_PACES:
+        return None
+    return Pace(host, *(round(median([each[part] for each in steps]), 6) for part in (0, 1)))
+
+
+def stragglers(paces: Mapping[int, Pace]) -> list[dict[str, Any]]:
+    """Ranks whose own time for a step is over 1.3 times the median of all, the slowest first.
+
+    The lower median counts, so that of two ranks the slower one is found.
+    """
+    known = {rank: pace for rank, pace in paces.items() if pace.own > 0}
+    if len(known) < 2:
+        return []
+    usual = median([pace.own for pace in known.values()])
+    step = median([pace.step for pace in known.values()])
+    slow = [
+        {"rank": rank, "host": pace.host, "own_seconds": pace.own, "median_seconds": usual}
+        for rank, pace in known.items()
+        if pace.own > SLOWER * usual and pace.own - usual > SHARE * step
+    ]
+    return sorted(slow, key=lambda each: -float(str(each["own_seconds"])))
+
+
+def save_paces(attempt_dir: str, own: Mapping[int, Pace], kept: Iterable[Mapping[str, Any]]) -> None:
+    """Write the paces of all ranks, on node 0. kept: messages of the other nodes."""
+    found = dict(own)
+    for message in kept:
+        with contextlib.suppress(DecodeError):  # an invalid message
+            found |= {int(rank): pace for rank, pace in decode(BY_RANK, message.get("paces", {})).items()}
+    if len(found) > 1:
+        with contextlib.suppress(OSError):  # a full disk: the summary lacks a line
+            content = json.dumps({rank: found[rank] for rank in sorted(found)}) + "\n"
+            publish(os.path.join(attempt_dir, PACES), content, below=run_of(attempt_dir))

@@ -1,0 +1,173 @@
+"""Whether a rank moves: the state of its processes, what they use of the machine, the collectives that it joins.
+
+A process that waits for a GPU keeps a processor busy: a program that hangs so seems to evaluate, but its flight
+recorder shows the collective. And a program without an optimizer makes no steps: it moves while it joins collectives.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from trainkit.files import read_record, remove_file
+from trainkit.runner.rundir.records import run_of
+from trainkit.runner.supervisor.processes import stat_fields
+from trainkit.stamps import Flight
+
+# Letters of proc(5) that explain why a process does not go on.
+STATES: Mapping[str, str] = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk or a device"}
+TICKS = os.sysconf("SC_CLK_TCK")
+STOPPED = ("T", "t", "D")  # states in which a process cannot go on by itself
+BUSY = 0.02  # of a core: below it a process is idle, but for threads that wake up now and then
+FLOW = 1 << 18  # bytes a second from or to a disk: saving a checkpoint slowly needs no processor
+EVERY_SECONDS = 2.0  # between two questions, at least
+FEW = 5  # collectives that a program joins while it starts up
+STEADY = 20  # looks, a second apart, at which it had joined more: this is how it works
+
+
+class State(NamedTuple):
+    """Of a process. letter: as in proc(5), empty if it is gone or there is no /proc; waits_in: a kernel function."""
+
+    letter: str = ""
+    waits_in: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """``state T stopped``; empty for a common state."""
+        return f"state {self.letter} {STATES[self.letter]}" if self.letter in STATES else ""
+
+
+def state_of(pid: int) -> State:
+    fields = stat_fields(pid)
+    if not fields:
+        return State()
+    waits_in = ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
+        waits_in = file.read().strip()
+    return State(fields[0].decode(), "" if waits_in == "0" else waits_in)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file,
+    ):
+        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    return False
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Processor time of these processes so far, including their children that have ended."""
+    total = 0
+    for pid in pids:
+        if fields := stat_fields(pid):
+            total += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    return total / TICKS
+
+
+def disk_bytes(pids: Iterable[int]) -> int:
+    """Bytes that these processes have read from disks and written to them so far, if the system tells."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+            total += sum(int(line.split()[1]) for line in file if line.startswith(("read_bytes", "write_bytes")))
+    return total
+
+
+class Activity:
+    """When a rank last used the processor, beyond waking up, or a disk, or wrote output."""
+
+    def __init__(self, now: float, logs: Iterable[str]) -> None:
+        self.moved = now
+        self._logs = (*logs,)
+        self._looked, self._used, self._flowed, self._written = now, 0.0, 0, -1
+
+    def look(self, pids: Iterable[int], now: float, since: float = 0.0) -> None:
+        """Look again. pids: of the rank's program and its descendants. since: its latest step, which used the rest."""
+        pids, passed, written = [*pids], now - self._looked, 0
+        used, flowed = processor_seconds(pids), disk_bytes(pids)
+        for path in self._logs:
+            with contextlib.suppress(OSError):
+                written += os.stat(path).st_size
+        # abs: the time of a process that has ended is gone, if its parent did not wait for it.
+        busy = abs(used - self._used) > BUSY * passed or abs(flowed - self._flowed) > FLOW * passed
+        if (busy or written != self._written) and self._looked >= since:
+            self.moved = now
+        self._looked, self._used, self._flowed, self._written = now, used, flowed, written
+
+
+def order(place: str, path: str) -> bool:
+    """Ask a program to write its flight recorder's content to a path; whether it was asked. place: of its pipe.
+
+    An empty path asks for the number of collectives that it has joined (`Page.joined`).
+    """
+    if not place or "\n" in path:
+        return False
+    with contextlib.suppress(OSError):
+        orders = os.open(place, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            is_pipe = stat.S_ISFIFO(os.fstat(orders).st_mode)  # another process may have the wrapper's number by now
+            return is_pipe and os.write(orders, os.fsencode(f"{path}\n")) > 0
+        finally:
+            os.close(orders)
+    return False
+
+
+class Question:
+    """Asks one rank for its collectives, again and again while it makes no step. path: of the answer, in an attempt."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._run = path, run_of(os.path.dirname(path))
+        self._asked = self._waits = 0.0
+
+    def waits(self, place: str, since: float, every: float, now: float) -> float:
+        """Seconds that it has waited in one collective, by its latest answer; 0 without one.
+
+        place: of its pipe for orders. since: its last step, before which answers do not count. every: seconds.
+        """
+        if self._asked < since:
+            self._waits = 0.0
+        elif (found := read_record(self._path, Flight, below=self._run)) and found.groups:
+            self.remove()
+            waiting = (each.seconds for group in found.groups.values() for each in group.waiting)
+            self._waits = max(waiting, default=0.0)
+        if now - self._asked > max(every, EVERY_SECONDS):
+            self._asked = now
+            self.remove()
+            order(place, self._path)
+        return self._waits
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            remove_file(self._path, below=self._run)
+
+
+class Joins:
+    """The number of collectives that a rank has joined. moved: when it was last seen to change."""
+
+    def __init__(self) -> None:
+        self.moved = 0.0
+        self._number = self._looks = 0
+        self._longest = 0.0  # between two changes
+
+    def see(self, number: int, now: float) -> None:
+        if number != self._number:
+            if self._number:
+                self._longest = max(self._longest, now - self.moved)
+            self._number, self.moved = number, now
+            self._looks += 1
+
+    @property
+    def is_steady(self) -> bool:
+        return self._looks >= STEADY
+
+    def pause(self, after: float | None) -> float:
+        """The longest time between two of them; 0 if they may be those of a start-up. after: as in `Limits`."""
+        known = self.is_steady or (after is not None and self._number > FEW)
+        return max(self._longest, EVERY_SECONDS) if known else 0.0
