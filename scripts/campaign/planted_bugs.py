@@ -356,7 +356,7 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ),
         ],
     },
-    "runner/rundir/making.py": {
+    "runner/rundir/create.py": {
         "runner/test_run_directories.py::test_a_run_directory_that_is_there_is_left_alone_for_another_name": [
             ("a name that is taken is no reason for another", "except FileExistsError:", "except NotADirectoryError:"),
         ],

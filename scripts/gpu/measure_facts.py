@@ -170,10 +170,10 @@ def sampling(asked: Asked) -> dict[str, Any]:
     import pynvml
 
     from trainkit.launch_plan.model import Card
-    from trainkit.runner.report.card_watch import CardWatch
+    from trainkit.runner.report.gpu_watch import GpuWatch
 
     uuid = nvml.text(pynvml.nvmlDeviceGetUUID(nvml.handle(shown_card())))
-    watch = CardWatch([Card(0, uuid, "")], asked.scratch / "cards.jsonl")
+    watch = GpuWatch([Card(0, uuid, "")], asked.scratch / "cards.jsonl")
     if not watch.open():
         return {"problems": ["NVML does not know the card by its UUID"], "said": ""}
     cpu, wall = [], []

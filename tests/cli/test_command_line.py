@@ -92,7 +92,7 @@ def test_input_that_reaches_no_rank_is_said_to(trainkit: Trainkit, tmp_path: Pat
     done = trainkit(*words, cwd=tmp_path, stdin="a line\n")
 
     assert (done.returncode, done.stdout) == (0, "a line\n" if read else "")
-    assert ("standard input is not handed on" in done.stderr) != read
+    assert ("standard input is not passed on" in done.stderr) != read
     assert "standard input" not in trainkit(*words, cwd=tmp_path).stderr
 
 

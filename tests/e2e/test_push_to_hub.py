@@ -24,7 +24,7 @@ from tests.warm_ranks import start_ranks
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validate import with_kinds
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.uploads import clear_uploads
+from trainkit.runner.rundir.listing import clear_uploads
 from trainkit.trainer.checkpoint.export import card, export
 from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.settings import read_settings

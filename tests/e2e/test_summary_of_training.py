@@ -55,7 +55,7 @@ def test_a_run_that_only_evaluates_tells_of_no_training(trainkit: Trainkit, tiny
 def test_the_utilisation_of_a_card_with_a_known_peak_is_in_the_summary() -> None:
     known = {"wall_seconds": 3.0, "world_size": 1, "strategy": "single", "launcher": "python", "global_batch": 4}
     told = render_summary({**known, "mfu": 0.4131, "peak_flops_per_second": 312e12}, Path("/runs/r"))
-    assert "MFU            41.3% of 312 TFLOP/s a card" in told
+    assert "MFU            41.3% of 312 TFLOP/s a GPU" in told
     assert "MFU" not in render_summary({**known, "mfu": None}, Path("/runs/r"))
 
 

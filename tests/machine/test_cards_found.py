@@ -19,7 +19,7 @@ from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.machine import gpus, host
 from trainkit.machine.facts import Facts, GpuProcess
 from trainkit.machine.probe import PROBES, answers, probe
-from trainkit.runner.report import card_watch
+from trainkit.runner.report import gpu_watch
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_what_is_asked_of_nvml_and_its_numbers_are_those_of_the_real_library() -
 
     import pynvml
 
-    asked = set(re.findall(r"nvml[A-Z]\w+", Path(gpus.__file__).read_text() + Path(card_watch.__file__).read_text()))
+    asked = set(re.findall(r"nvml[A-Z]\w+", Path(gpus.__file__).read_text() + Path(gpu_watch.__file__).read_text()))
     assert len(asked) > 20
     assert {name for name in asked if not hasattr(pynvml, name)} == {
         "nvmlClocksEventReasons"

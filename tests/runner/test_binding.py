@@ -10,8 +10,8 @@ from handmade_plans import make_plan
 from trainkit.errors import ExitCode, MachineError
 from trainkit.launch_plan.model import PlannedFile, Preparation, Variable, text
 from trainkit.runner.binding import bind, run_values
+from trainkit.runner.rundir.create import write_attempt, write_plan
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.making import write_attempt, write_plan
 
 LAYOUT = RunLayout(Path("/runs/id"))
 VALUES = run_values(LAYOUT, 29111, 0, "127.0.0.1", "127.0.0.1")

@@ -24,7 +24,7 @@ from trainkit.machine import card_locks
 from trainkit.machine.card_locks import Cards as CardLocks
 from trainkit.machine.card_locks import holder, path
 from trainkit.machine.facts import Hold
-from trainkit.runner.report.card_watch import CardWatch
+from trainkit.runner.report.gpu_watch import GpuWatch
 
 # Says which cards it sees, then waits to be let go.
 PROGRAM = """
@@ -169,8 +169,8 @@ main()
     )  # fmt: skip
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert "card 0 (NVIDIA A100-SXM4-80GB) was taken meanwhile by the run /runs/other (bob); choosing again" in text
-    assert f"now: card 1 ({card(1)['uuid']})" in text
+    assert "GPU 0 (NVIDIA A100-SXM4-80GB) was taken meanwhile by the run /runs/other (bob); choosing again" in text
+    assert f"now: GPU 1 ({card(1)['uuid']})" in text
     assert seen(tmp_path, 1) == [card(1)["uuid"]]
     (plan,) = tmp_path.glob("runs/taken/*/plan.json")
     assert [each["index"] for each in json.loads(plan.read_text())["cards"]] == [1]
@@ -376,7 +376,7 @@ def test_a_driver_that_hangs_during_a_run_does_not_hold_it_up(
     for name, value in cards(card(0), hangs=600).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())
-    watch = CardWatch([Card(0, card(0)["uuid"], "A100")], tmp_path / "cards.jsonl")
+    watch = GpuWatch([Card(0, card(0)["uuid"], "A100")], tmp_path / "cards.jsonl")
     begin = time.monotonic()
     watch.start()
     watch.close()
@@ -392,7 +392,7 @@ def test_what_a_part_of_a_card_does_not_tell_is_null(
     for name, value in cards(card(0, instances=[part])).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())
-    watch = CardWatch([Card(0, "MIG-a", "part"), Card(1, "GPU-gone", "gone")], tmp_path / "cards.jsonl")
+    watch = GpuWatch([Card(0, "MIG-a", "part"), Card(1, "GPU-gone", "gone")], tmp_path / "cards.jsonl")
     assert watch.open()
     told = {"local_rank": 0, "uuid": "MIG-a", "memory_bytes": 6 * GIGABYTE, "utilization": None}
     assert watch.sample() == [told]
@@ -407,7 +407,7 @@ def test_what_the_driver_keeps_for_itself_is_not_counted_as_occupied(
     for name, value in cards(*told).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())
-    watch = CardWatch([Card(0, each["uuid"], "A100") for each in told], tmp_path / "cards.jsonl")
+    watch = GpuWatch([Card(0, each["uuid"], "A100") for each in told], tmp_path / "cards.jsonl")
     assert watch.open()
     # a driver before 510 does not keep it apart
     assert [each["memory_bytes"] for each in watch.sample()] == [2 * GIGABYTE, 3 * GIGABYTE]

@@ -40,7 +40,7 @@ def program(layout: RunLayout, kind: str, source: str, *words: str) -> RunLayout
         ("KeyError: 'LOCAL_RANK'", "the script reads LOCAL_RANK, which a launcher sets"),
         ("rendezvous: environment variable RANK expected, but not set", "the script reads RANK, which a launcher sets"),
         ("RuntimeError: Distributed package doesn't have NCCL built in", "on a CPU it must ask for gloo"),
-        ("AssertionError: Torch not compiled with CUDA enabled", "this run has no card"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "this run has no GPU"),
         ("t.py: error: the following arguments are required: --out, --local_rank", "program.local_rank: true"),
         ("t.py: error: unrecognized arguments: --local-rank=1", "program.local_rank: false"),
         ("t.py: error: unrecognized arguments: --bogus 3", "no such argument (--bogus 3): `trainkit plan` shows"),

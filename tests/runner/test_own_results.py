@@ -14,8 +14,8 @@ from handmade_plans import make_plan
 
 from trainkit.launch_plan.model import Choice, Plan, PlannedFile, Text, Variable, text
 from trainkit.planner.expected import EXPECTED
-from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.report.summary import build_summary, own_results, render_summary
 from trainkit.runner.rundir.layout import RunLayout
@@ -109,7 +109,7 @@ def ended(layout: RunLayout, kind: str = "builtin", *, verified: bool = False) -
     """The summary, which can always be written, shown and read again."""
     plan = plan_of(kind)
     plan = replace(plan, files=(PlannedFile(EXPECTED, "{}"),)) if verified else plan
-    summary = build_summary(plan, layout, Verdict(0), 9.0, Progress(), CardWatch((), layout.cards))
+    summary = build_summary(plan, layout, Verdict(0), 9.0, Progress(), GpuWatch((), layout.cards))
     assert "Run directory" in render_summary(json.loads(json.dumps(summary)), layout.root)
     return summary
 
@@ -131,7 +131,7 @@ def test_a_damaged_result_is_left_out_and_said(layout: RunLayout, result: object
 
 def test_values_of_a_result_that_nobody_can_show_end_nothing(layout: RunLayout) -> None:
     layout.result.write_text('{"steps": 5, "mfu": "x", "peak_flops_per_second": [], "corpus": 5, "best_eval_loss": 1}')
-    summary = build_summary(plan_of("builtin"), layout, Verdict(0), 9.0, Progress(), CardWatch((), layout.cards))
+    summary = build_summary(plan_of("builtin"), layout, Verdict(0), 9.0, Progress(), GpuWatch((), layout.cards))
     assert render_summary(summary, layout.root).startswith(f"{layout.summary} is damaged (")
 
 

@@ -15,9 +15,9 @@ from tests.conftest import Trainkit
 from trainkit.cli.commands import runs as runs_commands
 from trainkit.errors import UsageError
 from trainkit.runner.rundir import listing
+from trainkit.runner.rundir.create import create_run_dir, note_root, noted_roots
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import checksum, hold, is_running, list_runs, saved_checkpoints
-from trainkit.runner.rundir.making import create_run_dir, note_root, noted_roots
 from trainkit.schedulers.jobs import states
 from trainkit.schedulers.jobs.records import Submission, write_submission
 from trainkit.schedulers.jobs.states import prunable, remove_run, state_of

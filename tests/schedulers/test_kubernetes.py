@@ -22,7 +22,7 @@ from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Kubernetes
 from trainkit.recipe.yaml_writer import resolved_yaml
-from trainkit.runner.rundir.making import plan_text
+from trainkit.runner.rundir.create import plan_text
 from trainkit.schedulers import kubectl, kubernetes
 from trainkit.schedulers.base import JobState, NoAnswerError, Output, Place, RefusedError, place_in
 from trainkit.schedulers.jobs import pods

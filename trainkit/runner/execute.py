@@ -1,4 +1,4 @@
-"""The whole life of one run: bind the plan, write the run directory, start, follow, account."""
+"""The life of one run: lock its GPUs, write the run directory, start, follow, summarize."""
 
 from __future__ import annotations
 
@@ -19,36 +19,34 @@ from trainkit.runner.nodes.assembly import START_SECONDS, Assembly, assemble
 from trainkit.runner.nodes.roll_call import Start
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.rendezvous import LOOPBACK, free_port, group_of, local_address, place_of
-from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
+from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Relay
 from trainkit.runner.report.summary import build_summary, render_summary
+from trainkit.runner.rundir.create import create_run_dir, write_attempt, write_plan
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import hold
-from trainkit.runner.rundir.making import create_run_dir, write_attempt, write_plan
-from trainkit.runner.rundir.uploads import clear_uploads
+from trainkit.runner.rundir.listing import clear_uploads, hold
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
 from trainkit.schedulers.base import Place
 
 NO_INPUT = (
-    "standard input is not handed on: only a single rank without a launcher reads it; let the program read a file"
+    "standard input is not passed on: only a single rank without a launcher reads it; let the program read a file"
 )
-CHOICES = 10  # how often cards are chosen again when other runs are quicker
+CHOICES = 10  # how often GPUs are chosen again when other runs are quicker
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """What to run. recipe_yaml and command_shell are written into the run directory as they are.
 
-    node_rank: this machine's number among several, or all of its place; None asks the scheduler's variables.
-    run_dir: the run directory of a submitted run, which has its plan already; empty makes a new one.
-    attempt: number of the start within the run; job: of a scheduler.
-    start_seconds: how long nodes wait for one another.
-    again: plan again, from the machine as it is by then, for when another run has taken a card meanwhile.
+    node_rank: this machine's number among several, or its place; None asks the scheduler's variables.
+    run_dir: of a submitted run, which has its plan already; empty makes a new one.
+    attempt: number of the start within the run. job: of a scheduler. start_seconds: for the nodes to meet.
+    again: plans again, when another run has taken a GPU meanwhile.
     """
 
     planned: Planned
@@ -65,7 +63,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that has ended. failure: what a user should read of it; empty for one that succeeded."""
+    """A run that has ended. failure: for people; empty if it succeeded."""
 
     verdict: Verdict
     layout: RunLayout
@@ -74,12 +72,12 @@ class Ended:
 
 
 def execute(request: RunRequest) -> int:
-    """Run the plan to its end and say how it went; the exit code of the run.
+    """Run the plan to its end and print its summary; the exit code of the run.
 
-    Raises MachineError, before anything starts, when this machine cannot run it.
+    Raises MachineError, before anything starts, if this machine cannot run it.
     """
     console = Terminal(request.environ)
-    for number in PASSED_ON:  # a scheduler may send them at any time; before and after the ranks there is nothing to do
+    for number in PASSED_ON:  # a scheduler may send them at any time, also before and after the ranks
         signal.signal(number, lambda *_: None)
     ended = carry_out(request, console)
     if ended.failure:
@@ -90,7 +88,7 @@ def execute(request: RunRequest) -> int:
 
 
 def carry_out(request: RunRequest, console: Terminal) -> Ended:
-    """Run the plan to its end. Raises MachineError, before anything starts, when this machine cannot run it."""
+    """Run the plan to its end. Raises MachineError, before anything starts, if this machine cannot run it."""
     request, cards = _take_cards(request, console)
     plan = request.planned.plan
     for notice in plan.notices:
@@ -108,7 +106,7 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
             if plan.resume.path is not None and begun.node == 0:
                 step = f" (step {plan.resume.step})" if plan.resume.step else ""
                 console.say(f"goes on from {plan.resume.path}{step}")
-            # The guardian holds these too: should trainkit be killed, run and cards are not free before all is ended.
+            # The guardian holds these too: if trainkit is killed, the GPUs are free only when all processes have ended.
             locks = (*begun.locks, *cards.fds)
             return _follow(_spec(plan, begun, started), begun, plan, console, locks)
         finally:
@@ -131,30 +129,30 @@ class _Begun(NamedTuple):
 
 
 def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Cards]:
-    """Lock the plan's cards. Where another run was quicker, plan again: the new plan chooses others, or refuses."""
+    """Lock the plan's GPUs. If another run was quicker, plan again: the new plan chooses others, or is refused."""
     cards = Cards(request.environ)
     for choice in range(CHOICES):
         plan = request.planned.plan
         if plan.blockers:
             raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers)
         if choice > 0:
-            console.say("now: " + ", ".join(f"card {card.index} ({card.uuid})" for card in plan.cards))
+            console.say("now: " + ", ".join(f"GPU {card.index} ({card.uuid})" for card in plan.cards))
         lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
         if lost is None:
             cards.sign(user_name(os.getuid()), "")
             return request, cards
-        name = next(f"card {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
+        name = next(f"GPU {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
         # Between the probe that the plan was made from and this lock, another run may have started.
         what = f"{name} was taken meanwhile by {taken_by(lost, request.environ)}"
         if request.again is None:
-            raise MachineError(what, hint="start again when that run has ended, or choose other cards")
+            raise MachineError(what, hint="start again when that run has ended, or choose other GPUs")
         console.say(f"{what}; choosing again")
         request = request.again()
-    raise MachineError(f"other runs took the chosen cards {CHOICES} times", hint="try again")
+    raise MachineError(f"other runs took the chosen GPUs {CHOICES} times", hint="try again")
 
 
 def _begin(request: RunRequest, console: Terminal) -> _Begun:
-    """Meet the other nodes, if there are any; a run directory with everything in it, and what is started here."""
+    """Meet the other nodes, if there are any; the complete run directory, and the bound plan of this node."""
     plan = request.planned.plan
     place = place_of(plan, request.node_rank, request.environ)
     several, group = plan.topology.nodes > 1, group_of(plan, place.node)
@@ -176,34 +174,28 @@ def _begin(request: RunRequest, console: Terminal) -> _Begun:
         write_attempt(layout, start.attempt, plan, bound(start.at(str(layout.root))))
         return layout
 
-    # The folder does not matter here: bound only to see whether every variable is there. The run directory is created
-    # last, so that what cannot be bound leaves nothing behind.
+    # Bound first, in any folder, to see whether every variable is there. The run directory is created last, so that
+    # a plan that cannot be bound leaves nothing behind.
     alone = Start(str(Path.cwd()), request.attempt, LOOPBACK, 0 if several else free_port())
-    _make_caches(bound(alone).caches)
+    if caches := bound(alone).caches:
+        try:
+            os.makedirs(caches, exist_ok=True)
+        except OSError as error:
+            what = f"the container's caches cannot be kept in {caches}: {error.strerror}"
+            raise MachineError(what, hint="set container.caches to a folder that you may write to") from error
     if several:
         if place.node:
             console.prefix = f"node {place.node} ({os.uname().nodename}): "
-        with handled(STOP, _leave):
+
+        def leave(number: int, _frame: object) -> NoReturn:  # `assemble` tells the other nodes before this one ends
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+        with handled(STOP, leave):
             assembly = assemble(plan, place, make, console.say, request.start_seconds, request.attempt, request.run_dir)
     else:
         assembly = Assembly(alone.at(str(make(alone).root)))
     layout, ready = RunLayout.of(assembly.start.run_dir), bound(assembly.start)
     return _Begun(layout, place.node, group, ready, assembly, locks, request.job)
-
-
-def _make_caches(folder: str) -> None:
-    """The folder of the machine that containers keep what they download in. empty: there are none."""
-    try:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        what = f"the container's caches cannot be kept in {folder}: {error.strerror}"
-        raise MachineError(what, hint="set container.caches to a folder that you may write to") from error
-
-
-def _leave(number: int, _frame: object) -> NoReturn:
-    """Tell the other nodes before one ends, as `assemble` does."""
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _spec(plan: Plan, begun: _Begun, started: float) -> Spec:
@@ -243,7 +235,7 @@ def _spec(plan: Plan, begun: _Begun, started: float) -> Spec:
 
 
 def _lock_folder(environ: Mapping[str, str], run_dir: str) -> str:
-    """The folder of this user's locks: the cache folder, or the run directory where there is no writable home."""
+    """The folder of this user's locks: in the cache folder, or the run directory if there is no writable home."""
     home = environ.get("HOME") or os.path.expanduser("~")  # a container may have a user but no HOME
     folder = cache_folder({**environ, "HOME": home}, "locks") or run_dir
     try:
@@ -260,20 +252,20 @@ def _keeps_stdin(plan: Plan) -> bool:
 def _follow(spec: Spec, begun: _Begun, plan: Plan, console: Terminal, locks: Sequence[int]) -> Ended:
     layout, begin = begun.layout, time.monotonic()
     attempt = layout.attempt(begun.assembly.start.attempt, begun.node)
-    # What the run prints is shown on node 0 alone.
+    # Only node 0 shows the run's metrics.
     relay = Relay(None if begun.node else layout.metrics, attempt, console)
-    watch = CardWatch(plan.cards, layout.cards)
+    watch = GpuWatch(plan.cards, layout.cards)
     lines = [each.fd for each in begun.assembly.neighbours]
     try:
         verdict = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt).run(watch.start)
     finally:
         watch.close()
-    if begun.node:  # the account is node 0's
+    if begun.node:  # node 0 writes the summary
         return Ended(verdict, layout, {})
     clear_uploads(layout)
     seconds = time.monotonic() - begin
     summary: dict[str, Any] = {}
-    try:  # folders that the program has closed must not change the exit code
+    try:  # folders that cannot be read must not change the exit code
         summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch)
         for remark in remarks(attempt, verdict):
             console.say(remark)

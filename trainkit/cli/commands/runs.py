@@ -89,7 +89,7 @@ def exit_code_of(state: RunState) -> int | str:
 
 def known_roots() -> list[str]:
     """Folders in which runs of this user lie, as each run has noted it."""
-    from trainkit.runner.rundir.making import noted_roots
+    from trainkit.runner.rundir.create import noted_roots
 
     return noted_roots(os.environ)
 

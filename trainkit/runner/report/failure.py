@@ -1,4 +1,4 @@
-"""The likely cause of a failure, as a log tells it, and of a run that is not as planned, as its program tells it."""
+"""What a user reads when a run has failed: the reason, the end of the log, the likely cause, and what to do next."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from trainkit.text import counted, listed
 from trainkit.tools.base.detection import names_library
 from trainkit.tools.registry import PROGRAMS
 
-MEMORY = "the card's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing"
-_NO_CARD = "the script computes on CUDA, and this run has no card: ask torch.cuda.is_available() in it, or choose cards"
+MEMORY = "the GPU's memory is full: lower batch.micro, or turn on efficiency.gradient_checkpointing"
+_NO_GPU = "the script computes on CUDA, and this run has no GPU: ask torch.cuda.is_available() in it, or choose GPUs"
 _OF_A_LAUNCHER = r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"
 _FROM_A_LAUNCHER = (
     r"the script reads \1, which a launcher sets: put launcher.kind=torchrun or --nproc_per_node in front"
 )
-_WORDS = "`trainkit plan` shows every word that the program gets, and `trainkit explain` what made it"
-# What the end of a log says -> what to do, with the pattern's groups; the first that is found is shown.
+_ARGUMENTS = "`trainkit plan` shows every argument of the program, and `trainkit explain` what made it"
+# Pattern for the end of a log -> what to do, with the pattern's groups; the first match is shown.
 TRACES: dict[str, str] = {
     r"CUDA out of memory": MEMORY,
     r"OutOfMemoryError": MEMORY,
     rf"environment variable {_OF_A_LAUNCHER} expected": _FROM_A_LAUNCHER,
     rf"KeyError: '{_OF_A_LAUNCHER}'": _FROM_A_LAUNCHER,
     r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs": "the script asks for NCCL, which needs "
-    "NVIDIA cards: on a CPU it must ask for gloo",
-    r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available": _NO_CARD,
+    "NVIDIA GPUs: on a CPU it must ask for gloo",
+    r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available": _NO_GPU,
     r"are required: .*--local[-_]rank": "program.local_rank: true passes it",
     r"unrecognized arguments: .*--local[-_]rank": "program.local_rank: false leaves it out; torchrun and trainkit set "
     "LOCAL_RANK in the environment",
-    r"unrecognized arguments: (.*)": rf"the program has no such argument (\1): {_WORDS}",
+    r"unrecognized arguments: (.*)": rf"the program has no such argument (\1): {_ARGUMENTS}",
     r"Accelerator\.__init__\(\) got an unexpected keyword argument '(fp16|bf16)'": r"Accelerator no longer takes \1: "
     r"leave it out, or write mixed_precision='\1', and say precision: \1 to trainkit",
     r"has no attribute '(to|reverse)_bettertransformer'": "transformers no longer has it: leave the call out, "
     "attention is PyTorch's scaled_dot_product_attention without it (attn_implementation='sdpa')",
-    r"not used by the HfArgumentParser: \[(.*)\]": rf"the program has no such argument (\1): {_WORDS}",
+    r"not used by the HfArgumentParser: \[(.*)\]": rf"the program has no such argument (\1): {_ARGUMENTS}",
     r"partially initialized module '([\w.]+)'": r"a file beside the script may have the name of a module that it, or "
     r"\1, imports: rename it",
-    # Libraries say in passing what they would use if it were there.
+    # Libraries also mention optional modules.
     r"(?m)^(?:\[rank\d+\]: )?\w+Error: No module named '([\w.]+)'": r"install the package that "
     r"brings \1 for the interpreter that runs trainkit, or call trainkit in the folder from which the program imports "
     r"it",
     r"ModuleNotFoundError": "install the missing package for the interpreter that runs trainkit",
     r"EADDRINUSE": "the rendezvous port was taken: run again, or name a free one with nodes.rendezvous",
     r"No space left on device": "the disk is full: point output.root at another one",
-    # A worker thread lets go of its last work, which holds a Python object, when the interpreter is already ending.
+    # A worker thread frees its last work, which holds a Python object, when the interpreter is already ending.
     r"terminate called without an active exception": "most often a race in torch at a program's very end, between "
     "gloo's threads and the interpreter, on a CPU: let the script wait a moment after its last "
     "collective (time.sleep(1)), or end with os._exit(0)",
@@ -62,10 +62,10 @@ TRACES: dict[str, str] = {
 
 
 def by_trace(text: str) -> str:
-    """What to do about the end of a log; empty where nothing in it is known."""
+    """What to do about the end of a log; empty if nothing in it is known."""
     for pattern, hint in TRACES.items():
-        if found := next(iter([*re.finditer(pattern, text)][-1:]), None):  # what is said last ended the program
-            return found.expand(hint) if "\\1" in hint else hint
+        if found := [*re.finditer(pattern, text)]:
+            return found[-1].expand(hint) if "\\1" in hint else hint  # the last one ended the program
     return ""
 
 
@@ -73,8 +73,8 @@ def by_trace(text: str) -> str:
 class Cause:
     """Why a program of some kinds does not run what was planned.
 
-    differs: found in what differs. word, source: found in one of the program's words, or in its source; either is
-    enough, and without both the difference alone tells. library: kind of program whose library the source must name.
+    differs: pattern for the difference. word, source: patterns for an argument of the program, or its source; either is
+    enough; without both the difference is. library: kind of program whose library the source must name.
     """
 
     kinds: tuple[str, ...]
@@ -108,7 +108,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("accelerate",),
         r"strategy \w+ was planned",
-        "the script makes a plugin of its own{by}, which counts instead of what it is told",
+        "the script makes a plugin of its own{by}, which overrides what trainkit passes",
         source=r"(?:DeepSpeedPlugin|FullyShardedDataParallelPlugin)\(",
     ),
     Cause(
@@ -119,7 +119,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("accelerate",),
         r"dtype \w+ was planned",
-        "the script says Accelerator(mixed_precision=…) itself{by}, which counts instead of what it is told",
+        "the script sets Accelerator(mixed_precision=…) itself{by}, which overrides what trainkit passes",
         r"--mixed_precision.*",
         r"Accelerator\([^)]*\bmixed_precision\s*=",
     ),
@@ -149,40 +149,32 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def causes_of(differences: str, layout: RunLayout) -> list[str]:
-    """What most likely made a program run something else than planned, as its words and its source tell."""
-    run = read_run(layout.root)
-    kind, source = run.launched.get("program", ""), _source(run.argv)
+    """The most likely reason why a program runs something else than planned, from its arguments and its source."""
+    run, source = read_run(layout.root), ""
+    with contextlib.suppress(OSError):
+        if run.argv and run.argv[0].endswith(".py"):
+            source = Path(run.argv[0]).read_text(encoding="utf-8", errors="replace")
+
+    def shown_by(cause: Cause) -> Iterator[str]:
+        if cause.library and not names_library(source, PROGRAMS[cause.library].DETECTION):  # Lightning has a Trainer
+            return
+        if not cause.word and not cause.source:
+            yield ""
+        yield from (f" by {word}" for word in run.argv if cause.word and re.fullmatch(cause.word, word))
+        if cause.source and (found := re.search(cause.source, source)):
+            yield f" ({run.argv[0]}:{source.count(chr(10), 0, found.start()) + 1})"
+
     for cause in CAUSES:
-        if kind in cause.kinds and re.search(cause.differs, differences):
-            by = next(_told_by(cause, run.argv, source), None)
-            if by is not None:
+        if run.launched.get("program", "") in cause.kinds and re.search(cause.differs, differences):
+            for by in shown_by(cause):
                 return [cause.says.format(by=by)]
     return []
-
-
-def _told_by(cause: Cause, argv: Sequence[str], source: str) -> Iterator[str]:
-    """Where the cause shows itself; nothing where it does not."""
-    if cause.library and not names_library(source, PROGRAMS[cause.library].DETECTION):  # Lightning has a Trainer, too
-        return
-    if not cause.word and not cause.source:
-        yield ""
-    yield from (f" by {word}" for word in argv if cause.word and re.fullmatch(cause.word, word))
-    if cause.source and (found := re.search(cause.source, source)):
-        yield f" ({argv[0]}:{source.count(chr(10), 0, found.start()) + 1})"
-
-
-def _source(argv: Sequence[str]) -> str:
-    """The text of the script; empty for a module, or where it cannot be read."""
-    try:
-        return Path(argv[0]).read_text(encoding="utf-8", errors="replace") if argv and argv[0].endswith(".py") else ""
-    except OSError:
-        return ""
 
 
 LINES = 20
 _TRACEBACK = "Traceback (most recent call last)"
 _PLACE = '  File "'  # the first line below it
-_MARK = re.compile(r"^\[rank\d+\]:? ?")  # which torch puts in front of each line
+_MARK = re.compile(r"^\[rank\d+\]:? ?")  # torch's prefix of each line
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 # Exit code of a failed rank -> what to look at. 128+n is signal n.
 HINTS: dict[int, str] = {
@@ -196,65 +188,65 @@ HINTS: dict[int, str] = {
 }
 LOST_NODE = "see whether that machine is up and reachable; nothing on the others failed by itself"
 NOT_AS_PLANNED = (
-    "plan what the program does, or make it do what is planned. Only the first optimizer of torch's that steps is "
-    "looked at: where there is none, or that is not the model's, set program.verify to false"
+    "plan what the program does, or make it do what is planned. Only the first torch optimizer that steps is checked: "
+    "if there is none, or it is not the model's, set program.verify to false"
 )
 
 
 def describe_failure(verdict: Verdict, attempt: AttemptLayout, shown_rank: int | None) -> str:
-    """A few lines for standard error. shown_rank: whose output the user has seen already."""
+    """A few lines for standard error. shown_rank: the rank whose output the user has seen already."""
     attempt = replace(attempt, node=verdict.node)
     outcome = "was ended" if verdict.failure in ("signal", "submitter") else "failed"
-    failed = _failed(attempt)
+    failed = list[RankRecord]()  # of all nodes
+    with contextlib.suppress(OSError):  # the run directory was removed meanwhile, or its disk fails
+        failed = sorted((each for each in read_records(str(attempt.root)) if each.failed), key=lambda each: each.rank)
     alike = _alike(verdict.rank, attempt, failed) if verdict.rank is not None else []
     lines = [f"the run {outcome}: {_why(verdict, failed, shown_rank)}", *_others(verdict, failed, alike, shown_rank)]
     if verdict.failure == "program" and verdict.exit_code in (2, 3, 4):  # trainkit's own codes too: say whose it is
         lines.append(f"exit code {verdict.exit_code} is the program's own")
     log = _log(verdict, attempt)
     end = last_lines(log, LINES) if log is not None else []
-    # What the user has just read on the terminal is not repeated.
-    killed = verdict.failure == "launcher" and verdict.exit_code == KILLED  # what it wrote last is not why
+    # Output that the user has just read on the terminal is not repeated.
+    killed = verdict.failure == "launcher" and verdict.exit_code == KILLED  # its last output is not the reason
     if end and shown_rank not in alike and not killed:
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in end)]
     elif log is not None:
         lines.append(f"its log: {log}")
-    if unlogged := _unlogged(verdict.rank, failed):
+    if unlogged := [line for each in failed if each.rank == verdict.rank for line in each.unlogged.splitlines()]:
         lines += ["what it said last, and its log did not take:", *(f"  | {line}" for line in unlogged)]
-    # Of a wrapper that could not write into the run directory, and so has left nothing else.
+    # From a wrapper that could not write into the run directory, and so has left nothing else.
     refused = [line for line in last_lines(attempt.launcher_log) if line.startswith(SAYS)]
     said = [*lines, verdict.why]
     lines += [each for each in dict.fromkeys(refused) if not any(each.partition(": ")[2] in line for line in said)]
     shown_end, hint = "\n".join([*end, *unlogged, *refused]), NOT_AS_PLANNED if verdict.failure == "plan" else ""
     if verdict.failure in ("program", "rank", "launcher", "preparation"):
         hint = by_trace(shown_end) or _hint(verdict)
-    # A launcher fails of what it meets first, and then of its own clean-up.
+    # A launcher fails at its first error, and then again in its own clean-up.
     if verdict.failure == "launcher" and (met := refusal_in(last_lines(attempt.launcher_log))):
         lines, hint = [*lines, f"what {attempt.launcher_log.name} shows first: {met[0]}"], by_trace(shown_end) or met[1]
     if verdict.failure == "node":
         hint = LOST_NODE
+    run = RunLayout(attempt.root.parent.parent)
     if verdict.failure == "plan":
-        lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, RunLayout(attempt.root.parent.parent))]
+        lines += [f"most likely: {cause}" for cause in causes_of(verdict.why, run)]
     if hint:
         lines.append(f"next: {hint}")
-    return "\n".join([*lines, *_to_go_on(RunLayout(attempt.root.parent.parent))])
-
-
-def _to_go_on(run: RunLayout) -> Iterator[str]:
-    """How to continue, where there is a checkpoint; a job that is queued again goes on by itself, and says so."""
+    # A job that is queued again continues by itself, and says so.
     if not read_json(run.status).get("job") and (saved := checkpoints_of(run)):
         again = "the same command with --resume_from_checkpoint true"
-        yield f"next: to continue after step {saved[0].step}, run {again}"
+        lines.append(f"next: to continue after step {saved[0].step}, run {again}")
+    return "\n".join(lines)
 
 
 def _hint(verdict: Verdict) -> str:
-    """What to look at for this exit code; nothing more where the reason says which signal came from outside."""
+    """The hint for this exit code; none if the reason names the signal that came from outside."""
     killed = verdict.signal == signal.SIGKILL or (verdict.failure == "program" and verdict.signal is None)
     other = verdict.exit_code == KILLED and not killed
     return "" if other else HINTS.get(verdict.exit_code, "")
 
 
 def _why(verdict: Verdict, failed: Sequence[RankRecord], shown_rank: int | None) -> str:
-    """The reason; where the rank that was shown has given the same one by itself, only whose it is."""
+    """The reason; shorter if the rank that was shown has printed the same one."""
     given = {each.rank: each.not_as_planned for each in failed} if verdict.failure == "plan" else {}
     said = given.get(shown_rank) if shown_rank is not None else None
     if said and verdict.why.endswith(f": {said}"):
@@ -263,7 +255,7 @@ def _why(verdict: Verdict, failed: Sequence[RankRecord], shown_rank: int | None)
 
 
 def _others(verdict: Verdict, failed: Sequence[RankRecord], alike: Sequence[int], shown_rank: int | None) -> list[str]:
-    """What is to be said of the other ranks that failed by themselves: they are counted, and not quoted."""
+    """The other ranks that failed by themselves: counted, and not quoted."""
     if verdict.failure != "program" or verdict.rank is None:
         return []
     found, same = list[str](), set(alike)
@@ -277,23 +269,11 @@ def _others(verdict: Verdict, failed: Sequence[RankRecord], alike: Sequence[int]
     return found
 
 
-def _failed(attempt: AttemptLayout) -> list[RankRecord]:
-    """The ranks that did not end well, of all nodes that write into this directory."""
-    with contextlib.suppress(OSError):  # the run directory was removed meanwhile, or its disk fails
-        return sorted((each for each in read_records(str(attempt.root)) if each.failed), key=lambda each: each.rank)
-    return []
-
-
-def _unlogged(rank: int | None, failed: Sequence[RankRecord]) -> list[str]:
-    """The end of a rank's errors that its log did not take."""
-    return [line for each in failed if each.rank == rank for line in each.unlogged.splitlines()]
-
-
 def _alike(rank: int, attempt: AttemptLayout, failed: Sequence[RankRecord]) -> list[int]:
-    """The ranks whose last words are those of this one, but for numbers; the rank itself is among them.
+    """The ranks with the same last lines as this one, but for numbers; the rank itself is among them.
 
-    A launcher stops the others when it sees the first one fail, so these may have been told to stop meanwhile: one that
-    was ended by a signal has failed alike only where it has said why.
+    A launcher stops the others when the first one fails: a rank that was ended by a signal has failed alike only if it
+    has printed why.
     """
     unlogged = {each.rank: each.unlogged for each in failed}
     words = last_words(attempt, rank, unlogged.get(rank, ""))
@@ -303,7 +283,7 @@ def _alike(rank: int, attempt: AttemptLayout, failed: Sequence[RankRecord]) -> l
 
 
 def last_words(attempt: AttemptLayout, rank: int, unlogged: str = "") -> tuple[str, ...]:
-    """The end of a rank's errors without what differs from rank to rank: its last traceback, else its last lines."""
+    """A rank's last traceback, else its last lines, without numbers, which differ between ranks."""
     lines = [_MARK.sub("", line) for line in (*last_lines(attempt.log(rank, "err")), *unlogged.splitlines())]
     starts = [position for position, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if starts:
@@ -314,7 +294,7 @@ def last_words(attempt: AttemptLayout, rank: int, unlogged: str = "") -> tuple[s
 
 
 def remarks(attempt: AttemptLayout, verdict: Verdict) -> list[str]:
-    """What the wrappers recorded of ranks that ran, however they ended, and why a run was not as planned."""
+    """Messages of the ranks' wrappers, however the ranks ended, and why a run was not as planned."""
     try:
         records = list(read_records(str(attempt.root)))
     except OSError:  # the run directory was removed meanwhile, or its disk fails

@@ -1,25 +1,32 @@
-"""What a program of the user's own is known to have done: steps, as the proof's hook saw them, and Trainer's files."""
+"""summary.json: everything that is known of a run at its end, and the same for people.
+
+``python -m trainkit.runner.report.summary RUN_DIR`` writes it for a run whose trainkit was killed, from its files. The
+guardian starts this when all processes have ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.decode import decode
-from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_record, read_whole
-from trainkit.launch_plan.model import Plan
+from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_json_lines, read_record, read_whole, write_json
+from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.planner.expected import EXPECTED
-from trainkit.runner.report.card_watch import CardWatch
 from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_SHOWN, PACES, UNSEEN, Count, Seconds, read_shown
 from trainkit.runner.watch.timing import BY_RANK, stragglers
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
+
+Summary = Mapping[str, Any]
 
 # Names in Trainer's result files -> those of a summary (transformers, trainer.py: TrainOutput, speed_metrics).
 OF_TRAINER = {
@@ -32,78 +39,101 @@ SPLITS = ("train_results.json", "eval_results.json")  # as Trainer.save_metrics 
 COMBINED = "all_results.json"
 STATE = "trainer_state.json"
 
+MANY = 64  # ranks, of which not every one is shown
+UNTRAINED = "the run was asked for 0 steps: it only evaluated"
+FOREIGN = "trainkit knows it of its built-in trainer, of Trainer's result files and of steps in the proof alone"
+OWN_BATCH = "nobody gave it: it is the script's own"
+NO_STEP = "no step was left to run"
+NOT_FINITE = "it is infinite or no number"
+UNFINISHED = "the run ended before the trainer could report it"
+# In every summary: null if unknown, and then `reasons` has the reason.
+REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
+# Their names in the metrics.
+LOGGED = {
+    "steps": "step",
+    "final_loss": "loss",
+    "train_seconds": "elapsed",
+    "samples_per_second": "samples_per_second",
+    "tokens_per_second": "tokens_per_second",
+}
+MOST_STRAGGLERS = 4  # that are shown
+# Parts of the memory that few runs have.
+SELDOM = frozenset({"recomputed block", "weight copies", "update temporaries"})
+PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
+
 
 class Counted(NamedTuple):
-    """What the hook has counted (trainkit/verify/steps.py)."""
+    """Steps as the hook has counted them (trainkit/verify/steps.py)."""
 
     steps: Count
     seconds: Seconds = 0.0
     first_seconds: Seconds = 0.0
 
 
-def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]:
-    """Steps, losses and times by their names in a summary, as far as they are known. Empty for the built-in trainer.
+class Result(NamedTuple):
+    """The checked part of the built-in trainer's result; the rest is only shown."""
 
-    started: seconds since the epoch; result files of before are another run's.
+    steps: Count | None = None
+    first_step: Count | None = None
+    not_finite: tuple[str, ...] = ()
+    train_seconds: Seconds | None = None
+    memory: tuple[Mapping[str, Any], ...] | None = None
+    profile: Mapping[str, Any] | None = None
+
+
+def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]:
+    """Steps, losses and times of a program of the user's own, by their names in a summary, as far as they are known.
+
+    started: seconds since the epoch; result files from before are another run's.
     """
     if plan.program.kind == "builtin" or not layout.attempts:
         return {}
     seen = _counted_by_hook(plan, layout)
     if plan.program.kind != "hf":
         return seen
-    found = _said_by_trainer(_output_folders(plan, layout), started)
+    found = next(filter(None, (_trainer_results(each, started) for each in _output_folders(plan, layout))), {})
     steps = max((each for each in (seen.get("steps"), found.get("steps")) if each is not None), default=None)
     return {**seen, **found, **({} if steps is None else {"steps": steps})}
 
 
 def _counted_by_hook(plan: Plan, layout: RunLayout) -> dict[str, Any]:
-    """What the first rank of this node was seen to do. The first step is not in the time of a step, for it warms up."""
-    for file in sorted(layout.attempts[-1].shown.glob("steps-rank-*.json"), key=_rank_of)[:1]:
-        counted = read_record(file, Counted, below=layout.root)
-        if counted is None:
-            return {}
-        found: dict[str, Any] = {"steps": counted.steps}
-        if counted.steps > 2 and counted.seconds > counted.first_seconds:
-            found["step_seconds"] = (counted.seconds - counted.first_seconds) / (counted.steps - 2)
-            if plan.batch.global_ is not None:
-                found["samples_per_second"] = plan.batch.global_ / found["step_seconds"]
-        return found
-    return {}
+    """Steps of the first rank of this node. The first step warms up, and does not count in the time of a step."""
+
+    def rank_of(file: Path) -> int:
+        number = file.stem.rpartition("-")[2]
+        return int(number) if number.isdecimal() else 0
+
+    first = min(layout.attempts[-1].shown.glob("steps-rank-*.json"), key=rank_of, default=None)
+    known = read_record(first, Counted, below=layout.root) if first else None
+    if known is None:
+        return {}
+    found: dict[str, Any] = {"steps": known.steps}
+    if known.steps > 2 and known.seconds > known.first_seconds:
+        found["step_seconds"] = (known.seconds - known.first_seconds) / (known.steps - 2)
+        if plan.batch.global_ is not None:
+            found["samples_per_second"] = plan.batch.global_ / found["step_seconds"]
+    return found
 
 
-def _rank_of(file: Path) -> int:
-    number = file.stem.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
-
-
-def _said_by_trainer(folders: Iterable[Path], started: float) -> dict[str, Any]:
-    """What Trainer's own files say of this run; the first of the folders that has any counts."""
-    for folder in folders:
-        found: dict[str, Any] = {}
-        if states := list(_newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))):
-            found |= _of_state(max(states, key=lambda state: _number(state.get("global_step")) or 0))
-        results = list(_newer(started, *(folder / name for name in SPLITS)))
-        for each in results or _newer(started, folder / COMBINED):
-            found |= {ours: each[name] for name, ours in OF_TRAINER.items() if _number(each.get(name)) is not None}
-        if found:
-            return found
-    return {}
-
-
-def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps and the latest losses in the order in which Trainer logged them."""
+def _trainer_results(folder: Path, started: float) -> dict[str, Any]:
+    """From the files that Trainer has written into a folder in this run."""
     found: dict[str, Any] = {}
-    if isinstance(steps := state.get("global_step"), int):
-        found["steps"] = steps
-    log = state.get("log_history")
-    for entry in log if isinstance(log, list) else ():
-        named = (("final_loss", "loss"), ("eval_loss", "eval_loss")) if isinstance(entry, dict) else ()
-        found |= {ours: entry[name] for ours, name in named if _number(entry.get(name)) is not None}
+    if states := list(_newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))):
+        state = max(states, key=lambda state: _number(state.get("global_step")) or 0)
+        if isinstance(steps := state.get("global_step"), int):
+            found["steps"] = steps
+        log = state.get("log_history")
+        for entry in log if isinstance(log, list) else ():  # the latest losses count
+            named = (("final_loss", "loss"), ("eval_loss", "eval_loss")) if isinstance(entry, dict) else ()
+            found |= {ours: entry[name] for ours, name in named if _number(entry.get(name)) is not None}
+    results = list(_newer(started, *(folder / name for name in SPLITS)))
+    for each in results or _newer(started, folder / COMBINED):
+        found |= {ours: each[name] for name, ours in OF_TRAINER.items() if _number(each.get(name)) is not None}
     return found
 
 
 def _output_folders(plan: Plan, layout: RunLayout) -> Iterator[Path]:
-    """Where the script may have had Trainer write: as seen in the ranks, as its words say, as a plan has it."""
+    """Folders that Trainer may have written to: as seen in the ranks, as in the arguments, as in a plan by default."""
     for shown in read_shown(str(layout.attempts[-1].root)).values():
         if shown.output_dir:
             yield Path(shown.output_dir)
@@ -126,49 +156,28 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-Summary = Mapping[str, Any]
-
-MANY = 64  # ranks, of which each is no longer shown by itself
-UNTRAINED = "the run was asked for 0 steps: it only evaluated"
-FOREIGN = "trainkit knows it of its built-in trainer, of Trainer's result files and of steps in the proof alone"
-OWN_BATCH = "nobody gave it: it is the script's own"
-NO_STEP = "no step was left to run"
-NOT_FINITE = "it is infinite or no number"
-UNFINISHED = "the run ended before the trainer could report it"
-# In every summary: null where it is not known, and then `reasons` says why.
-REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
-# Of these the metrics say something too, under names of their own.
-LOGGED = {
-    "steps": "step",
-    "final_loss": "loss",
-    "train_seconds": "elapsed",
-    "samples_per_second": "samples_per_second",
-    "tokens_per_second": "tokens_per_second",
-}
-MOST_STRAGGLERS = 4  # that are shown
-SELDOM = frozenset(
-    {"recomputed block", "weight copies", "update temporaries"}
-)  # parts of the memory that few runs have
-PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
-
-
 def build_summary(
-    plan: Plan,
-    layout: RunLayout,
-    verdict: Verdict,
-    seconds: float,
-    progress: Progress,
-    watch: CardWatch,
+    plan: Plan, layout: RunLayout, verdict: Verdict, seconds: float, progress: Progress, watch: GpuWatch
 ) -> dict[str, Any]:
-    """Everything that is known at the end. Times are seconds, memory is bytes."""
+    """The summary. Times are seconds, memory is bytes."""
     result, damage = _result(layout)
     latest = progress.latest or {}  # for a run that has not finished
     known: dict[str, Any] = {**{name: latest.get(key) for name, key in LOGGED.items()}, **result}
     not_finite = result.pop("not_finite", ())
     own = own_results(plan, layout, time.time() - seconds)
     known |= own
+    if plan.program.kind != "builtin":
+        why = FOREIGN
+    elif not result:
+        why = UNFINISHED
+    else:
+        why = NO_STEP if result.get("steps") else UNTRAINED
     # An evaluation that was not asked for needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
+    reasons = {
+        **dict.fromkeys(missing, damage or why),
+        **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {}),
+    }
     return {
         **result,
         **own,
@@ -176,7 +185,7 @@ def build_summary(
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
-        "reasons": _reasons(plan, missing, damage or _reason(plan, result)) | dict.fromkeys(not_finite, NOT_FINITE),
+        "reasons": reasons | dict.fromkeys(not_finite, NOT_FINITE),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(watch.peak) or None,
         "gpu_utilization": dict(watch.utilization) or None,
@@ -195,19 +204,8 @@ def build_summary(
     }
 
 
-class Result(NamedTuple):
-    """What is relied on in the trainer's result; the rest is for people."""
-
-    steps: Count | None = None
-    first_step: Count | None = None
-    not_finite: tuple[str, ...] = ()
-    train_seconds: Seconds | None = None
-    memory: tuple[Mapping[str, Any], ...] | None = None
-    profile: Mapping[str, Any] | None = None
-
-
 def _result(layout: RunLayout) -> tuple[dict[str, Any], str]:
-    """What the trainer has left at its end, if anything; nothing of what is damaged, and how it is."""
+    """The result of the built-in trainer, if it has left one; of a damaged one nothing, and how it is damaged."""
     try:
         content = parse_json(read_whole(layout.result, RECORD, below=layout.root))
         decode(Result, content)
@@ -218,21 +216,8 @@ def _result(layout: RunLayout) -> tuple[dict[str, Any], str]:
     return dict(content), ""
 
 
-def _reasons(plan: Plan, missing: Iterable[str], why: str) -> dict[str, str]:
-    """Why a value is null, by its name."""
-    return {**dict.fromkeys(missing, why), **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {})}
-
-
-def _reason(plan: Plan, result: Mapping[str, Any]) -> str:
-    if plan.program.kind != "builtin":
-        return FOREIGN
-    if not result:
-        return UNFINISHED
-    return NO_STEP if result.get("steps") else UNTRAINED
-
-
 def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
-    """What the ranks of this node were seen to run, where the plan promises to look."""
+    """What the ranks of this node were seen to run, if the plan verifies it."""
     if all(file.path != EXPECTED for file in plan.files):
         return {}
     shown = read_shown(str(layout.attempts[-1].root)) if layout.attempts else {}
@@ -241,60 +226,47 @@ def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
 
 
 def by_ranks(accounts: Mapping[str, Summary]) -> dict[str, Summary]:
-    """The same accounts with those that are equal only once, under their ranks: ``0-7,9``."""
+    """The accounts of ranks, equal ones only once under all their ranks: ``0-7,9``."""
     alike: dict[str, list[int]] = {}
     for rank, account in accounts.items():
         alike.setdefault(json.dumps(account, sort_keys=True), []).append(int(rank))
-    return {_ranges(sorted(ranks)): accounts[str(ranks[0])] for ranks in alike.values()}
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    starts = [rank for before, rank in zip((-2, *ranks), ranks, strict=False) if rank != before + 1]
-    ends = [rank for rank, after in zip(ranks, (*ranks[1:], -2), strict=False) if after != rank + 1]
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-
-
-def _ranks_in(names: Iterable[str]) -> int:
-    """How many ranks accounts are of, from their names in the summary."""
-    ends = [part.split("-") for name in names for part in name.split(",")]
-    return sum(int(each[-1]) - int(each[0]) + 1 for each in ends)
+    found = {}
+    for ranks in map(sorted, alike.values()):
+        starts = [rank for before, rank in zip((-2, *ranks), ranks, strict=False) if rank != before + 1]
+        ends = [rank for rank, after in zip(ranks, (*ranks[1:], -2), strict=False) if after != rank + 1]
+        name = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+        found[name] = accounts[str(ranks[0])]
+    return found
 
 
 def _stragglers(layout: RunLayout) -> list[dict[str, Any]]:
-    """Ranks that were slower than the others, of the latest attempt."""
     path = layout.attempts[-1].root / PACES if layout.attempts else None
     known = read_record(path, BY_RANK, below=layout.root) if path else None
     return stragglers({int(rank): pace for rank, pace in (known or {}).items()})
 
 
 def render_summary(summary: Summary, run_dir: Path) -> str:
-    """The summary for people; of a damaged one, or somebody else's invention, that it is none."""
+    """The summary for people; for a damaged one that it is damaged."""
     try:
-        return _table(summary, run_dir)
+        rows = [
+            *_speed(summary),
+            *_training(summary),
+            *_losses(summary),
+            *_memory(summary),
+            *profile_rows(summary.get("profile")),
+            ("Damaged", str(summary.get("damaged") or "")),
+            ("Run directory", str(run_dir)),
+        ]
+        shown = table(row for row in rows if row[1]).rstrip("\n")
+        # A model may have learned escape sequences, which the terminal must not obey.
+        sample = str(summary.get("sample") or "")
+        return harmless(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return harmless(f"{run_dir / 'summary.json'} is damaged ({type(error).__name__}: {error})")
 
 
-def _table(summary: Summary, run_dir: Path) -> str:
-    """Two columns, then the sample of generated text. Rows without a value are left out."""
-    rows = [
-        *_speed(summary),
-        *_training(summary),
-        *_losses(summary),
-        *_slower(summary),
-        *_memory(summary),
-        *profile_rows(summary.get("profile")),
-        ("Damaged", str(summary.get("damaged") or "")),
-        ("Run directory", str(run_dir)),
-    ]
-    shown = table(row for row in rows if row[1]).rstrip("\n")
-    # A model may have learned escape sequences, which the terminal must not obey.
-    sample = str(summary.get("sample") or "")
-    return harmless(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
-
-
 def _has_stepped(summary: Summary) -> bool:
-    """False where it is known that no step was run: such a run has no rates."""
+    """False if it is known that no step was run: such a run has no rates."""
     steps = summary.get("steps")
     return steps is None or steps != summary.get("first_step")
 
@@ -311,9 +283,9 @@ def _speed(summary: Summary) -> Iterator[tuple[str, str]]:
     for title, name in (("Samples/second", "samples_per_second"), ("Tokens/second", "tokens_per_second")):
         value = summary.get(name)
         yield title, format_rate(value) if isinstance(value, int | float) and _has_stepped(summary) else ""
-    # Model FLOPs utilization, where the peak of the card is known.
+    # Model FLOPs utilization, if the peak of the GPU is known.
     share, peak = summary.get("mfu"), summary.get("peak_flops_per_second")
-    yield "MFU", f"{share:.1%} of {peak / 1e12:.0f} TFLOP/s a card" if share is not None and peak else ""
+    yield "MFU", f"{share:.1%} of {peak / 1e12:.0f} TFLOP/s a GPU" if share is not None and peak else ""
 
 
 def _training(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -327,11 +299,17 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
         pace = f", {each:.3g} s each" if isinstance(each, int | float) else ""
         yield "Steps", f"{steps}{f' of {size} samples' if size else ''} on {ranks}{pace}{nothing}"
     else:
-        yield "Ranks", ranks.partition(" rank")[0] + f" ({strategy})"
+        yield "Ranks", f"{summary['world_size']} ({strategy})"
     if (seen := summary.get("in_force")) is not None:
         yield "In force", _in_force(seen, summary["world_size"])
     if found := summary.get("micro_search"):
-        yield "Micro batch", _micro_batch(found)
+        text = f"{found['micro']}, accumulation {found['accumulation']}: "
+        if found["source"] == "remembered":
+            yield "Micro batch", f"{text}remembered in {found['remembered_in']}"
+        else:
+            tried = ", ".join(f"{trial['micro']}{'' if trial['fits'] else ' (too large)'}" for trial in found["tried"])
+            kept = f"; remembered in {found['remembered_in']}" if found["remembered_in"] else ""
+            yield "Micro batch", f"{text}the largest that fits of {tried}{kept}"
     trained, frozen = summary.get("parameters"), summary.get("frozen_parameters")
     if trained and frozen:
         whole = trained + frozen
@@ -340,7 +318,7 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _in_force(seen: Summary, world_size: int) -> str:
-    """What was seen to run, where the plan promised to look. seen: the account of each rank, or of several."""
+    """What was seen to run, if the plan verifies it. seen: the accounts of ranks by their numbers, as in `by_ranks`."""
     if not seen:
         return f"{NOT_SHOWN}{UNSEEN}"
     errors = [account["error"] for account in seen.values() if "error" in account]
@@ -352,7 +330,8 @@ def _in_force(seen: Summary, world_size: int) -> str:
     differs = any(account["differences"] or account.get("warnings") for account in seen.values())
     verdict = "not as planned" if differs else "as planned"
     unknown = "; the strategy is unknown" if any(account["strategy"] is None for account in seen.values()) else ""
-    count = _ranks_in(seen)
+    ranges = [part.split("-") for name in seen for part in name.split(",")]
+    count = sum(int(each[-1]) - int(each[0]) + 1 for each in ranges)
     of = f" of {world_size}" if world_size > count else ""
     ranks = f"{count}{of} rank{'s' if world_size != 1 else ''}"
     group = max((account.get("world_size") or 1 for account in seen.values()), default=1)
@@ -360,17 +339,8 @@ def _in_force(seen: Summary, world_size: int) -> str:
     return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}{own}"
 
 
-def _micro_batch(found: Summary) -> str:
-    """How the micro batch was found, where the recipe left it open."""
-    text = f"{found['micro']}, accumulation {found['accumulation']}: "
-    if found["source"] == "remembered":
-        return f"{text}remembered in {found['remembered_in']}"
-    tried = ", ".join(f"{trial['micro']}{'' if trial['fits'] else ' (too large)'}" for trial in found["tried"])
-    kept = f"; remembered in {found['remembered_in']}" if found["remembered_in"] else ""
-    return f"{text}the largest that fits of {tried}{kept}"
-
-
 def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Losses, and who waited: for data, and for slower ranks."""
     reasons = summary.get("reasons") or {}
 
     def loss(name: str) -> str:
@@ -394,27 +364,23 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
     share = summary.get("data_wait_share")
     if isinstance(share, int | float) and _has_stepped(summary):
         yield "Waiting for data", f"{share:.1%} of the training"
-
-
-def _slower(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Ranks that the others waited for."""
     for each in (summary.get("stragglers") or [])[:MOST_STRAGGLERS]:
-        own, usual = each["own_seconds"], each["median_seconds"]
-        text = (
-            f"rank {each['rank']} ({each['host']}): {own:.4f} s of its own a step, the median of all is {usual:.4f} s"
-        )
-        yield "Straggler", text
+        text = f"{each['own_seconds']:.4f} s of its own a step, the median of all is {each['median_seconds']:.4f} s"
+        yield "Straggler", f"rank {each['rank']} ({each['host']}): {text}"
 
 
 def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Of each card what the driver saw, of each rank its peaks, then what they are made of."""
+    """Of each GPU the driver's figures, of each rank its peaks, then their parts."""
     for uuid, used in (summary.get("gpu_memory_occupied") or {}).items():
         yield "GPU memory occupied", f"{format_memory(used)}  {uuid}"
     for uuid, mean in (summary.get("gpu_utilization") or {}).items():
         yield "GPU utilization", f"{mean:g} %  {uuid}"
-    ranks = summary.get("memory") or []
+    ranks: Sequence[Summary] = summary.get("memory") or []
     of = f" of {len(ranks)}" if len(ranks) > MANY else ""
-    ranks = _highest_and_lowest(ranks) if of else ranks
+    if of:  # the one with the highest peak, and the one with the lowest; summary.json has them all
+        key = next((key for _, key in PEAKS if all(entry.get(key) for entry in ranks)), None)
+        ends: Iterable[Any] = (max, min) if key else ()
+        ranks = [end(ranks, key=lambda entry: entry[key]) for end in ends] or ranks[:1]
     for entry in ranks:
         figures = [f"{format_memory(entry[key])} {word}" for word, key in PEAKS if entry.get(key)]
         yield f"Peak memory, rank {entry.get('rank')}{of}", ", ".join(figures)
@@ -428,16 +394,8 @@ def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
         yield f"Memory of rank {entry.get('rank')}", ", ".join(figures)
 
 
-def _highest_and_lowest(ranks: Sequence[Summary]) -> list[Summary]:
-    """Of many ranks the one that needed most, and the one that needed least; summary.json has them all."""
-    key = next((key for _, key in PEAKS if all(entry.get(key) for entry in ranks)), None)
-    if key is None:
-        return [*ranks[:1]]
-    return [max(ranks, key=lambda entry: entry[key]), min(ranks, key=lambda entry: entry[key])]
-
-
 def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:
-    """Time by groups of operators: a row for forward, backward and the rest, for one step of those watched."""
+    """Time of one step by groups of operators: a row each for forward, backward and the rest."""
     if not profile:
         return
     steps = profile["steps"]
@@ -447,3 +405,19 @@ def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:
         yield f"Operators, {phase}", f"{whole / steps:.4f} s: {shares}"
     yield "Profiled", f"{counted(steps, 'step')}, {profile['seconds'] / steps:.4f} s each"
     yield "Trace", profile["trace"] or ""
+
+
+def write_summary(layout: RunLayout) -> None:
+    """Write the summary of a run that has ended. Raises OSError, and ValueError, KeyError or TypeError for no run."""
+    plan, status = plan_from_json(read_json(layout.plan)), read_json(layout.status)
+    progress, watch = Progress(), GpuWatch(plan.cards, layout.cards)
+    for record in read_json_lines(layout.metrics):
+        progress = progress.take(record, 0.0)
+    watch.recall()
+    verdict = Verdict(**{name: status[name] for name in Verdict._fields})
+    seconds = (status["ended"] or time.time()) - status["started"]
+    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, progress, watch))
+
+
+if __name__ == "__main__":
+    write_summary(RunLayout(Path(sys.argv[1])))

@@ -1,7 +1,7 @@
 """The state of the code that a run starts with: the script's digest and, in a repository, git's commit and changes.
 
-git is asked for a bounded time, and nothing that a repository's configuration names is run: no hook, no fsmonitor, no
-filter, no external diff, no textconv (git-config(1), gitattributes(5)). Where git says nothing, the reason is kept.
+git runs for a bounded time, and nothing that a repository's configuration names is executed: no hook, no fsmonitor, no
+filter, no external diff, no textconv (git-config(1), gitattributes(5)). If git fails, the reason is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import selectors
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -26,10 +26,10 @@ from trainkit.recipe.yaml_reader import compose_bytes
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.text import counted
 
-MOST_SECONDS = 5.0  # for all that git is asked
-LARGEST = 1 << 20  # bytes of the diff that is kept
+MOST_SECONDS = 5.0  # for all calls of git
+LARGEST = 1 << 20  # bytes of the diff
 MOST_NAMES = 100  # of untracked files
-LARGEST_INDEX = 1 << 24  # bytes of what git lists of it, of some hundred thousand files
+LARGEST_INDEX = 1 << 24  # bytes of git's list of it, for some hundred thousand files
 GITLINK = "160000 "  # the mode of a submodule in the index
 SETTINGS = {
     "core.fsmonitor": "false",
@@ -39,21 +39,20 @@ SETTINGS = {
     "diff.autoRefreshIndex": "false",  # which writes to the repository
     "diff.relative": "false",
     "diff.submodule": "short",  # the others run git there, by the submodule's configuration
-    "protocol.allow": "never",  # a partial clone would fetch what it lacks
+    "protocol.allow": "never",  # a partial clone would fetch missing objects
 }
 DIFF = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
-# What of a line of Python can be a secret: a text, a comment, a long word with a digit in it.
+# Parts of a line of Python that may be a secret: a string, a comment, a long word with a digit in it.
 _TEXT = re.compile(r"""["'#]|(?<![\w-])(?=[\w-]*\d)[\w-]{20}""")
 
 
 class CodeState(NamedTuple):
-    """What code.json says. untracked: Python files that git does not have, at most MOST_NAMES.
+    """The content of code.json. untracked: Python files, at most MOST_NAMES. changed: files in the diff.
 
-    changed: files in the diff. submodules: that have files here; git would be run in them, by their configuration.
-    git: why git says nothing, or what of it was not finished.
+    submodules: those with files here; they are not inspected, for git would use their configuration. git: its failure.
     """
 
     trainkit: str
@@ -91,62 +90,53 @@ class CodeState(NamedTuple):
 
 
 def read_code(layout: RunLayout) -> CodeState | None:
-    """What a run directory says of its code; None for one of before, and a damaged one."""
+    """None for a run of an older release, and a damaged file."""
     return read_record(layout.code, CodeState)
 
 
-Looked = dict[Path, tuple["CodeState", bytes]]  # by folder, so that git is asked once for many runs
+Looked = dict[Path, tuple["CodeState", bytes]]  # by folder, so that git runs once for many runs
 
 
 def write_code(layout: RunLayout, recipe_yaml: str, looked: Looked | None = None) -> None:
     """Write the state of the code of a recipe's program, as it is now.
 
-    The diff is for this user alone: what its lines say may be secret, whatever is masked. Raises OSError.
+    The diff is for this user alone: its lines may be secret in spite of the masks. Raises OSError.
     """
-    program, base = value_at(compose_bytes(recipe_yaml.encode()).tree, "program"), Path.cwd()
-    script = next((path for path in _files(program, base) if path.is_file()), None)
-    looked, folder = {} if looked is None else looked, script.parent if script else base
+    program, cwd = value_at(compose_bytes(recipe_yaml.encode()).tree, "program"), Path.cwd()
+    files = list[Path]()
+    if isinstance(program, Mapping):
+        base = cwd / str(program.get("folder") or "")
+        if isinstance(name := program.get("script"), str):
+            files = [base / name]
+        elif isinstance(module := program.get("module"), str):
+            path = base.joinpath(*module.split("."))
+            files = [path.with_name(f"{path.name}.py"), path / "__main__.py"]
+    script = next((path for path in files if path.is_file()), None)
+    looked, folder = {} if looked is None else looked, script.parent if script else cwd
     if folder not in looked:
         looked[folder] = _ask(folder)
     state, diff = looked[folder]
     if script is not None:
-        state = state._replace(script=str(script), sha256=_digest(script))
+        state = state._replace(script=str(script))
+        with contextlib.suppress(OSError):  # the program's start will report it
+            state = state._replace(sha256=hashlib.sha256(read_whole(script, links=True)).hexdigest())
     if diff:
         publish(layout.diff, diff, mode=0o600)
     write_json(layout.code, state._asdict())
 
 
-def _files(program: object, base: Path) -> Iterator[Path]:
-    """Where the program's own script or module may be."""
-    if not isinstance(program, Mapping):
-        return
-    base /= str(program.get("folder") or "")
-    if isinstance(script := program.get("script"), str):
-        yield base / script
-    elif isinstance(module := program.get("module"), str):
-        path = base.joinpath(*module.split("."))
-        yield from (path.with_name(f"{path.name}.py"), path / "__main__.py")
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(read_whole(path, links=True)).hexdigest()
-    except OSError:  # whoever runs it will say why
-        return ""
-
-
-class _SilentError(Exception):
-    """git says nothing more. The text is why."""
+class _GitError(Exception):
+    """git has failed. The text is the reason."""
 
 
 class _Git:
-    """git in a folder, without what a repository's configuration could make it run."""
+    """git in a folder, with nothing executed that a repository's configuration names."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._until, self._settings = folder, time.monotonic() + MOST_SECONDS, dict(SETTINGS)
 
-    def say(self, *words: str, most: int = 1 << 16, errors: int = subprocess.DEVNULL) -> tuple[int, bytes]:
-        """Exit code and output; of more than `most` bytes the first, and one more. Raises _SilentError."""
+    def call(self, *words: str, most: int = 1 << 16, errors: int = subprocess.DEVNULL) -> tuple[int, bytes]:
+        """Exit code and output; of more than `most` bytes the first, and one more. Raises _GitError."""
         settings = (word for name, value in self._settings.items() for word in ("-c", f"{name}={value}"))
         argv = ("git", "--no-optional-locks", *settings, "-C", str(self._folder), *words)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -156,63 +146,63 @@ class _Git:
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environ
             )
         except OSError as error:
-            raise _SilentError(f"git cannot be started: {(error.strerror or str(error)).lower()}") from error
+            raise _GitError(f"git cannot be started: {(error.strerror or str(error)).lower()}") from error
+        output, stdout = b"", process.stdout
+        assert stdout is not None
         try:
-            output = self._read(process, most)
+            with stdout, selectors.DefaultSelector() as ready:
+                ready.register(stdout, selectors.EVENT_READ)
+                while len(output) <= most:
+                    if not ready.select(max(self._until - time.monotonic(), 0)):
+                        raise _GitError(f"git was not done after {MOST_SECONDS:g} s")
+                    if not (chunk := os.read(stdout.fileno(), 1 << 16)):
+                        with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its output as it ends
+                            process.wait(1)
+                        break
+                    output += chunk
         finally:
-            process.kill()  # which does nothing where it has ended
+            process.kill()  # no effect if it has ended
             with contextlib.suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
                 process.wait(1)
-        return process.returncode, output
-
-    def _read(self, process: subprocess.Popen[bytes], most: int) -> bytes:
-        assert process.stdout is not None
-        output = b""
-        with process.stdout, selectors.DefaultSelector() as ready:
-            ready.register(process.stdout, selectors.EVENT_READ)
-            while len(output) <= most:
-                if not ready.select(max(self._until - time.monotonic(), 0)):
-                    raise _SilentError(f"git was not done after {MOST_SECONDS:g} s")
-                if not (chunk := os.read(process.stdout.fileno(), 1 << 16)):
-                    with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its output as it ends
-                        process.wait(1)
-                    break
-                output += chunk
-        return output[: most + 1]
+        return process.returncode, output[: most + 1]
 
     def output(self, *words: str, most: int = 1 << 16) -> bytes:
-        """The same of what must not fail. Raises _SilentError."""
-        code, output = self.say(*words, most=most)
+        """The output of a call that must not fail. Raises _GitError."""
+        code, output = self.call(*words, most=most)
         if code and len(output) <= most:
-            raise _SilentError(f"git {' '.join(words[:3])} ended with exit code {code}")
+            raise _GitError(f"git {' '.join(words[:3])} ended with exit code {code}")
         return output
 
     def line(self, *words: str) -> str:
-        """The first line of its output; empty where it fails."""
-        code, output = self.say(*words)
+        """The first line of the output; empty if the call fails."""
+        code, output = self.call(*words)
         return os.fsdecode(output).partition("\n")[0] if code == 0 else ""
 
-    def leave_filters(self) -> None:
-        """Have no filter of the configuration run, which `diff` does for a file that looks changed."""
-        _, output = self.say("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$")
+    def disable_filters(self) -> None:
+        """`diff` would run the configuration's filters for a file that looks changed."""
+        _, output = self.call("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$")
         for name in filter(None, os.fsdecode(output).split("\0")):
             if "=" in name:
-                raise _SilentError(f"git was not asked for changes: its configuration has {name!r}")
+                raise _GitError(f"git was not asked for changes: its configuration has {name!r}")
             self._settings[name] = "false" if name.endswith(".required") else ""
 
 
 def _ask(folder: Path) -> tuple[CodeState, bytes]:
-    """What git says of a folder, and the diff of what is not committed. Whatever git does, nothing is raised."""
+    """The state of a folder by git, and the diff of changes that are not committed. Raises nothing."""
     state, diff, git = CodeState(trainkit.__version__), b"", _Git(folder)
     try:
-        code, output = git.say("rev-parse", "--show-toplevel", errors=subprocess.STDOUT)
-        said = os.fsdecode(output).strip()
-        if code or not said:
-            raise _SilentError(_refusal(said))
-        top = said.rpartition("\n")[2]  # behind warnings
+        code, output = git.call("rev-parse", "--show-toplevel", errors=subprocess.STDOUT)
+        text = os.fsdecode(output).strip()
+        if code or not text:
+            if "not a git repository" in text:
+                raise _GitError("not in a git repository")
+            if "dubious ownership" in text:
+                raise _GitError("git refuses a repository of another user (safe.directory)")
+            raise _GitError(f"git: {text.partition(chr(10))[0].removeprefix('fatal: ')[:200]}")
+        top = text.rpartition("\n")[2]  # behind warnings
         commit = git.line("rev-parse", "--verify", "-q", "HEAD")
         state = state._replace(repository=top, commit=commit, branch=git.line("symbolic-ref", "-q", "--short", "HEAD"))
-        git.leave_filters()
+        git.disable_filters()
         index = os.fsdecode(git.output("-C", top, "ls-files", "-z", "--stage", most=LARGEST_INDEX)).split("\0")[:-1]
         links = {each.partition("\t")[2] for each in index if each.startswith(GITLINK)}
         state = state._replace(submodules=sum(os.path.lexists(os.path.join(top, link, ".git")) for link in links))
@@ -226,24 +216,15 @@ def _ask(folder: Path) -> tuple[CodeState, bytes]:
         output = git.output("-C", top, "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py")
         names = os.fsdecode(output).split("\0")[:-1]
         state = state._replace(untracked=tuple(names[:MOST_NAMES]), untracked_is_cut=len(names) > MOST_NAMES)
-    except _SilentError as why:
+    except _GitError as why:
         state = state._replace(git=str(why))
     return state, diff
 
 
-def _refusal(words: str) -> str:
-    """Why git knows of no repository, by what it says."""
-    if "not a git repository" in words:
-        return "not in a git repository"
-    if "dubious ownership" in words:
-        return "git refuses a repository of another user (safe.directory)"
-    return f"git: {words.partition(chr(10))[0].removeprefix('fatal: ')[:200]}"
-
-
 def _masked(diff: bytes) -> tuple[bytes, int]:
-    """The diff without the values of secrets, and how many lines had one. A line that is changed so does not apply.
+    """The diff without the values of secrets, and how many lines had one. A masked line does not apply as a patch.
 
-    In Python the value is an expression (`key = self.keys(x)`), which tells nothing, unless it holds a text.
+    In Python the value is an expression (`key = self.keys(x)`), which is no secret unless it has a string.
     """
     lines, masked, python = [], 0, False
     text = os.fsdecode(diff)

@@ -1,4 +1,4 @@
-"""Every path of a run. What ranks and the guardian use is named in records.py, which loads faster than pathlib."""
+"""Every path of a run. Paths for ranks and the guardian come from records.py, which loads faster than pathlib."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MANIFEST = "manifest.json"
 
 
 def subfolders(parent: Path) -> Iterator[Path]:
-    """The folders in a folder but for hidden ones, in no order; none where it cannot be read."""
+    """The folders in a folder but for hidden ones, in no order; none if it cannot be read."""
     with contextlib.suppress(OSError):
         yield from (path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 class Inside:
-    """A path inside the root folder."""
+    """A path in the root folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,7 +31,7 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayout:
-    """What one start within a run leaves. node: whose launcher is meant, where there are several."""
+    """The folder of one start within a run. node: of the launcher's files."""
 
     root: Path
     node: int = 0
@@ -43,17 +43,16 @@ class AttemptLayout:
 
     @property
     def launcher_log(self) -> Path:
-        """Output of the launcher."""
         return Path(launcher_log(str(self.root), self.node))
 
     @property
     def preparation_log(self) -> Path:
-        """What goes wrong in what is run before the launcher."""
+        """Errors of the commands before the launcher."""
         return self.logs / (f"node-{self.node}.prepare.err" if self.node else "prepare.err")
 
     @property
     def preparation_output(self) -> Path:
-        """What it says of how far it is."""
+        """Their progress."""
         return self.preparation_log.with_suffix(".out")
 
     def log(self, rank: int, stream: str) -> Path:
@@ -84,7 +83,6 @@ class RunLayout:
 
     @classmethod
     def of(cls, path: str) -> RunLayout:
-        """That of a path as text."""
         return cls(Path(path))
 
     @property
@@ -94,18 +92,16 @@ class RunLayout:
 
     @property
     def name(self) -> str:
-        """The run's name in the recipe."""
+        """As in the recipe."""
         return self.root.parent.name
 
     @property
     def attempts(self) -> list[AttemptLayout]:
         """The starts so far, in order."""
         attempts = self.root / "attempts"
-        names = () if attempts.is_symlink() else [*subfolders(attempts)]
-        # A link would lead out of the run.
+        names = () if attempts.is_symlink() else [*subfolders(attempts)]  # a link would lead out of the run
         folders = [each for each in names if re.fullmatch("[0-9]{1,9}", each.name) and not each.is_symlink()]
         return [AttemptLayout(folder) for folder in sorted(folders, key=lambda folder: int(folder.name))]
 
     def attempt(self, number: int, node: int = 0) -> AttemptLayout:
-        """Where one start within the run leaves its files."""
         return AttemptLayout(self.root / "attempts" / str(number), node)

@@ -1,4 +1,4 @@
-"""Run directories: list them, look at one, remove one. How a run is doing is told in jobs/states.py."""
+"""Run directories: list them, read one and its checkpoints, remove one. States of runs: jobs/states.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,18 @@ from trainkit.planner.resume import FOLDER, SavedCheckpoint
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 from trainkit.runner.rundir.records import Status
 
+EXPORT_SUFFIX = ".export"  # of a folder that is made to be uploaded
+TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
+TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optimizer
+# Optimizer state of Trainer, FSDP and DeepSpeed; without it (save_only_model) a run cannot be resumed.
+TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_step{step}")
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. started, ended: seconds since the epoch.
+    """One run directory. started, ended: seconds since the epoch. rank: that failed first.
 
-    rank: that failed first, where one did. launched: by the names `program`, `strategy` and `launcher`, as far as the
-    plan says. argv: of the program, behind the interpreter.
+    launched: kinds of `program`, `strategy` and `launcher` in the plan. argv: of the program, without the interpreter.
     """
 
     layout: RunLayout
@@ -46,14 +52,14 @@ class RunInfo:
 
     @property
     def program(self) -> str:
-        """What was run, in a word or two: a script, a module, or the built-in trainer; empty where nothing says it."""
+        """A short name: the script, the module, or the built-in trainer; empty if unknown."""
         if self.launched.get("program") == "builtin" or not self.argv:
             return self.launched.get("program", "")
         return " ".join(self.argv[:2]) if self.argv[0] == "-m" else Path(self.argv[0]).name
 
 
 def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
-    """The runs under an output folder, oldest first; of one name, if it is given."""
+    """The runs under an output folder, oldest first; of one name, if given."""
     root = Path(output_root)
     parents = [root / name] if name else sorted(subfolders(root))
     runs = [read_run(path) for parent in parents for path in subfolders(parent) if is_run(path)]
@@ -69,7 +75,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(path: Path) -> RunInfo:
-    """What the files of a run directory say. What is damaged reads as unknown: one run must not hide all others."""
+    """Read the files of a run directory. Damaged values read as unknown: one run must not hide all others."""
     layout = RunLayout(path.absolute())
     status = read_status(layout) or Status()
     plan = _of_plan(read_json(layout.plan))
@@ -77,12 +83,12 @@ def read_run(path: Path) -> RunInfo:
 
 
 def read_status(layout: RunLayout) -> Status | None:
-    """status.json; None where it is not there, or damaged."""
+    """status.json; None if it is missing or damaged."""
     return read_record(layout.status, Status, below=layout.root)
 
 
 def _of_plan(plan: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What a plan says of who runs, and the program's words; of a damaged one, or one of another version, what fits."""
+    """The `launched` and `argv` of a plan; of a damaged one, or one of another version, what can be read."""
     launched = {}
     for name in ("program", "strategy", "launcher"):
         choice = plan.get(name)
@@ -94,19 +100,13 @@ def _of_plan(plan: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
         words = [str(Text.from_json(word)) for word in command["argv"][start:]]
     except (KeyError, IndexError, TypeError, ValueError):
         return launched, ()
-    return launched, tuple(words[1:] if _is_interpreter(words) else words)
-
-
-def _is_interpreter(words: Sequence[str]) -> bool:
-    return len(words) > 1 and Path(words[0]).name.startswith("python")
+    is_python = len(words) > 1 and Path(words[0]).name.startswith("python")
+    return launched, tuple(words[1:] if is_python else words)
 
 
 def is_running(layout: RunLayout) -> bool | None:
-    """Whether trainkit or the guardian of this run lives on this machine: either holds the run's lock.
-
-    None where the lock cannot be looked at.
-    """
-    return is_locked(layout.lock)
+    """Whether trainkit or the guardian of this run lives on this machine; None if unknown."""
+    return is_locked(layout.lock)  # either holds it
 
 
 def hold(layout: RunLayout) -> int:
@@ -115,7 +115,7 @@ def hold(layout: RunLayout) -> int:
 
 
 def is_linked(layout: RunLayout) -> bool:
-    """Whether a link leads to it: in a folder that others may write to, that may be to runs that nobody meant."""
+    """Whether a link leads to it: another user who may write there can make one, to any other run."""
     return layout.root.is_symlink() or layout.root.parent.is_symlink()
 
 
@@ -126,16 +126,30 @@ def remove(layout: RunLayout) -> None:
     remove_tree(layout.root, below=folder)
 
 
-TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
-TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optimizer
-# Optimizer state as Trainer, FSDP and DeepSpeed write it; without it (save_only_model) a run cannot be resumed.
-TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_step{step}")
+def clear_uploads(run: RunLayout) -> None:
+    """Remove what uploads to the Hub have left that were killed (trainkit/trainer/checkpoint/pushing.py).
+
+    If every checkpoint is to be uploaded, those that are not stay: the next attempt uploads them.
+    """
+    folder = run.pushes
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    try:
+        settings = read_json(run.root / "trainer.json")
+        keeps = settings["recipe"]["checkpoint"]["push_to_hub"]["strategy"] == "all"
+    except (KeyError, TypeError):  # torn, or of another release
+        keeps = True
+    for path in sorted(folder.glob("*")):
+        if not keeps or path.name.startswith(".") or path.suffix == EXPORT_SUFFIX:
+            shutil.rmtree(path, ignore_errors=True)
+    if not any(folder.glob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def saved_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
     """The built-in trainer's under <output_root>/<name>: newest run first, within a run latest step first.
 
-    damaged: those too whose files are not what the manifest says.
+    damaged: also those whose files differ from the manifest.
     """
     return [saved for run in _newest_first(output_root, name) for saved in checkpoints_of(run, damaged=damaged)]
 
@@ -143,7 +157,7 @@ def saved_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> 
 def trainer_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
     """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first.
 
-    damaged: Trainer's folders do not say what belongs to them; one that lacks something is one that was not finished.
+    damaged: changes nothing. Trainer's folders have no manifest: one that lacks a file was not finished.
     """
     return [saved for run in _newest_first(output_root, name) for saved in _of_trainer(run)]
 
@@ -160,7 +174,7 @@ def checkpoints_of(layout: RunLayout, *, damaged: bool = False) -> list[SavedChe
 
 
 def own_checkpoints(layout: RunLayout, program: str) -> list[SavedCheckpoint]:
-    """Those that a run of a kind of program has left so far, latest step first; damaged ones among them."""
+    """The checkpoints of a run so far, of a kind of program: latest step first, also damaged ones."""
     return _of_trainer(layout) if program == "hf" else checkpoints_of(layout, damaged=True)
 
 
@@ -172,13 +186,13 @@ def named_checkpoint(path: str, *, damaged: bool = False) -> list[SavedCheckpoin
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest's own entries, which it holds as `checksum` (none of releases before it was introduced)."""
+    """SHA-256 of a manifest's entries, stored in it as `checksum` (missing in old releases)."""
     content = {name: value for name, value in manifest.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
-    """The checkpoint of a folder with the name of one: the folder gets it once all files are in it."""
+    """The checkpoint in a folder, if it has the name of one, which it gets when all files are in it."""
     name = FOLDER.match(folder.name)
     if name is None or not folder.is_dir():
         return []
@@ -205,7 +219,7 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
 
 
 def _damage(folder: Path, files: Mapping[str, Any]) -> str:
-    """The first file that is missing or cut. Sizes only: whoever loads it compares checksums, which takes a while."""
+    """The first file that is missing or has another size. Checksums, which take longer, are compared on loading."""
     for name, facts in files.items():
         try:
             size = (folder / name).stat().st_size
@@ -235,7 +249,7 @@ def _of_trainer(layout: RunLayout) -> list[SavedCheckpoint]:
 
 
 def _is_whole(folder: Path, step: int, ranks: int) -> bool:
-    """Whether every rank has written its part; the state of the generators is the last that a rank writes."""
+    """Whether every rank has written its part; the state of the generators is written last."""
     generators = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
     has_optimizer = any((folder / name.format(step=step)).exists() for name in TRAINER_OPTIMIZER)
     written = has_optimizer and all((folder / name).exists() for name in generators)

@@ -244,7 +244,7 @@ class Guardian:
 
     def _write_summary(self) -> None:
         """What trainkit would have done at the end, had it not been killed; bounded, for nobody waits for it."""
-        argv = (sys.executable, "-P", "-m", "trainkit.runner.report.afterwards", self._spec.run_dir)
+        argv = (sys.executable, "-P", "-m", "trainkit.runner.report.summary", self._spec.run_dir)
         pid, give_up = self._spawn(argv, (0, 1, 2), new_session=True), time.monotonic() + SUMMARY_SECONDS
         while pid not in self._exits and time.monotonic() < give_up:
             self._wait(QUICK)

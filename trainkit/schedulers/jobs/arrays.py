@@ -12,8 +12,8 @@ from trainkit.errors import Diagnostic, RecipeError
 from trainkit.launch_plan.model import Job, Plan, Planned, Variable, bind_words
 from trainkit.recipe.resolved import Resolved
 from trainkit.runner.rundir.code_state import Looked
+from trainkit.runner.rundir.create import create_run_dirs
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.making import create_run_dirs
 from trainkit.schedulers import slurm
 from trainkit.schedulers.base import NoAnswerError, RefusedError
 from trainkit.schedulers.client import answer_or

@@ -16,8 +16,8 @@ from trainkit.errors import MachineError, UsageError
 from trainkit.files import publish, read_whole
 from trainkit.launch_plan.model import Plan, Variable
 from trainkit.runner.rundir.code_state import write_code
+from trainkit.runner.rundir.create import plan_text
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.making import plan_text
 from trainkit.runner.rundir.records import Pids
 from trainkit.schedulers import kubectl, kubernetes
 from trainkit.schedulers.base import JobState, NoAnswerError, Place, RefusedError, place_in

@@ -27,9 +27,9 @@ from trainkit.runner.binding import require_taken
 from trainkit.runner.nodes.control import LOST_SECONDS, PATIENCE
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import KILLED
+from trainkit.runner.rundir.create import create_run_dir, write_plan
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_status
-from trainkit.runner.rundir.making import create_run_dir, write_plan
 from trainkit.runner.rundir.records import Status
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, ProcessId, end_self, end_tree, handled, signal_name
 from trainkit.schedulers import ssh

@@ -19,8 +19,8 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Kubernetes, Slurm
 from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.runner.rundir.code_state import Looked
+from trainkit.runner.rundir.create import create_run_dir, write_plan
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.making import create_run_dir, write_plan
 from trainkit.runner.supervisor.processes import STOP
 from trainkit.schedulers import kubectl, kubernetes, slurm
 from trainkit.schedulers.base import Job, NoAnswerError, RefusedError

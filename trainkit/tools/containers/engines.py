@@ -13,7 +13,7 @@ from trainkit.launch_plan.provenance import SourcedVariable, Token, token, varia
 from trainkit.recipe.schema import Docker, Image, Podman
 
 PACKAGE = "/opt/trainkit/trainkit"  # where trainkit's own code is seen inside
-ENTRY = f"{PACKAGE}/runner/inside.py"
+ENTRY = f"{PACKAGE}/runner/container_entry.py"
 # What the engine's own command reads on the machine: inside, the image's is used.
 ENGINES_OWN = ("PATH", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _SAME = "the same path inside and outside, so that what the plan names is found"

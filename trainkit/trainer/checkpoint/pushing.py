@@ -17,7 +17,7 @@ from pathlib import Path
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import TargetModel
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.uploads import EXPORT_SUFFIX
+from trainkit.runner.rundir.listing import EXPORT_SUFFIX
 from trainkit.text import listed
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.settings import Settings

@@ -1,7 +1,8 @@
-"""The first command inside of a container: see whether the image has what the plan needs, or become the launcher.
+"""The first command inside a container: check that the image has what the plan needs, or become the launcher.
 
-``inside.py --home=DIR [--log=FILE] [--unset=NAME,PREFIX*…] --package=torch==2.6.0… | -- program args…``. A script
-of its own, started by the image's interpreter: standard library only, in words that an older Python reads too.
+``container_entry.py --package=torch==2.6.0…``, or
+``container_entry.py --home=DIR [--log=FILE] [--unset=NAME,PREFIX*…] -- program args…``. A script of its own, started by
+the image's interpreter: standard library only, in syntax that an older Python reads, too.
 """
 
 from __future__ import annotations
@@ -18,37 +19,39 @@ import signal
 UNFIT = 4  # trainkit's exit code for what a machine lacks
 NOT_FOUND = 127
 OLDEST = (3, 11)
-WHERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def main(argv: list[str]) -> int:
-    """Do what the words say. Returns an exit code, or becomes the program."""
+    """Returns an exit code, or becomes the program."""
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:3]))
         say(f"the image's {sys.executable} is Python {found}; trainkit requires 3.11 or newer")
         say("name another interpreter of the image in container.python, or take a newer image")
         return UNFIT
-    words = list(argv)
-    program: list[str] = []
-    if "--" in words:
-        program = words[words.index("--") + 1 :]
-        words = words[: words.index("--")]
-    given = [word.partition("=")[::2] for word in words]
+    end = argv.index("--") if "--" in argv else len(argv)
+    given, program = [word.partition("=")[::2] for word in argv[:end]], argv[end + 1 :]
     packages = [value for name, value in given if name == "--package"]
     if packages:
         return look(packages)
     try:
         for name, value in given:
-            obey(name, value)
+            if name == "--home":
+                os.makedirs(value, exist_ok=True)
+                os.environ["HOME"] = value
+            elif name == "--log":
+                write_to(value)
+            elif name == "--unset":
+                forget(value.split(","))
     except OSError as error:
         say(f"user {os.getuid()} of the container may not write to {error.filename}: {error.strerror}")
         say("next: leave container.user out, or name a user who may write there")
         return UNFIT
     # Users are named by number alone, and libraries ask for their names (getpass).
     os.environ.setdefault("USER", f"uid{os.getuid()}")
-    # The launcher, the wrapper and the built-in trainer find trainkit's own code, before what the image has.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [WHERE, os.environ.get("PYTHONPATH", "")]))
-    # As outside: a checkpoint request reaches the ranks, whose wrappers take it up again, and no launcher dies of it.
+    # The launcher, the wrapper and the built-in trainer find trainkit's own code before the image's.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
+    # As outside: a checkpoint request reaches the ranks, whose wrappers handle it again, and no launcher dies of it.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -58,19 +61,8 @@ def main(argv: list[str]) -> int:
         return NOT_FOUND
 
 
-def obey(name: str, value: str) -> None:
-    """Do what one of our own words says. Raises OSError for a folder or a log that cannot be written."""
-    if name == "--home":
-        os.makedirs(value, exist_ok=True)
-        os.environ["HOME"] = value
-    elif name == "--log":
-        write_to(value)
-    elif name == "--unset":
-        forget(value.split(","))
-
-
 def write_to(log: str) -> None:
-    """Write into a log that is there; node 0 has no number in its name."""
+    """Redirect output to a log that exists; node 0 has no number in its name. Raises OSError."""
     folder, name = os.path.split(log)
     path = os.path.join(folder, "launcher.log" if name == "node-0.launcher.log" else name)
     if os.path.isfile(path):
@@ -81,7 +73,7 @@ def write_to(log: str) -> None:
 
 
 def forget(names: list[str]) -> None:
-    """Remove variables by name, or by a beginning with a star behind it."""
+    """Remove variables by name, or by a prefix with a star behind it."""
     for name in list(os.environ):
         if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in names):
             del os.environ[name]
@@ -116,7 +108,6 @@ def look(packages: list[str]) -> int:
 
 
 def release(version: str) -> list[int]:
-    """The numbers of a version."""
     numbers = [int(each) for each in re.split("[^0-9.]", version)[0].split(".") if each]
     while numbers and numbers[-1] == 0:
         numbers.pop()
@@ -124,7 +115,6 @@ def release(version: str) -> list[int]:
 
 
 def say(line: str) -> None:
-    """A line for people."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

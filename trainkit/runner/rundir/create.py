@@ -1,4 +1,4 @@
-"""A new run directory, and what is written into it before the start."""
+"""Create a run directory, with the files that are written before the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainkit.errors import MachineError
 from trainkit.files import open_regular, publish, read_json_lines
-from trainkit.launch_plan.model import EnvironmentDiff, Plan
+from trainkit.launch_plan.model import Plan, plan_to_json
 from trainkit.recipe.secrets import MASK, is_secret_name
 from trainkit.runner.binding import BoundPlan
 from trainkit.runner.rundir.code_state import Looked, write_code
@@ -22,7 +22,7 @@ TRIES = 20  # names for a run directory
 
 
 def create_run_dirs(output_root: str, name: str, count: int) -> list[RunLayout]:
-    """New run directories that differ in a number at their end alone: -0, -1, … Raises MachineError."""
+    """New run directories that differ only in a number at their end: -0, -1, … Raises MachineError."""
     first = create_run_dir(output_root, name, "-0").root
     made = [RunLayout(first)]
     try:
@@ -60,7 +60,7 @@ def create_run_dir(output_root: str, name: str, ending: str = "") -> RunLayout:
 def write_plan(
     layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str, looked: Looked | None = None
 ) -> None:
-    """Write what is promised: recipe, plan, the plan as a script, and the state of the program's code."""
+    """Write the recipe, the plan, the plan as a script, and the state of the program's code."""
     note_root(str(layout.root.parent.parent), os.environ)
     publish(layout.recipe, recipe_yaml)
     publish(layout.plan, plan_text(plan))
@@ -69,38 +69,33 @@ def write_plan(
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as it is kept."""
-    from trainkit.launch_plan.model import plan_to_json
-
+    """The content of plan.json."""
     return json.dumps(plan_to_json(plan), indent=2) + "\n"
 
 
 def write_attempt(layout: RunLayout, number: int, plan: Plan, bound: BoundPlan) -> None:
-    """Write what a start within the run needs: its folders, its environment, and the planned files."""
+    """Write the folders of a start within the run, its environment, and the planned files."""
     attempt = layout.attempt(number)
     attempt.logs.mkdir(parents=True)
     attempt.ranks.mkdir()
     if plan.topology.nodes > 1:
         attempt.nodes.mkdir()
-    publish(layout.environment, _masked_environment(plan.environment, bound.environment))
+    diff, environment = plan.environment, bound.environment
+    lines = [f"unset {name}" for name in diff.unset]
+    for name in sorted({*(name for name, _ in diff.set), *diff.take}):
+        value = environment[name]
+        if name in diff.take or is_secret_name(name):  # variables that are taken from the caller may be secret, too
+            value = MASK
+        lines.append(f"{name}={value if value.isprintable() else value.encode('unicode_escape').decode('ascii')}")
+    publish(layout.environment, "".join(f"{line}\n" for line in lines))
     for file in plan.files:
         path = layout.root / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, file.content)
 
 
-def _masked_environment(diff: EnvironmentDiff, bound: Mapping[str, str]) -> str:
-    """The environment diff as text. What was taken from the caller, and what is named like a secret, is masked."""
-    lines = [f"unset {name}" for name in diff.unset]
-    for name in sorted({*(name for name, _ in diff.set), *diff.take}):
-        hidden = name in diff.take or is_secret_name(name)
-        value = bound[name] if bound[name].isprintable() else bound[name].encode("unicode_escape").decode("ascii")
-        lines.append(f"{name}={MASK if hidden else value}")
-    return "".join(f"{line}\n" for line in lines)
-
-
 def note_root(output_root: str, environ: Mapping[str, str]) -> None:
-    """Write down for `runs list --all` that there are runs in a folder. Where that cannot be, it does not list them."""
+    """Note for `runs list --all` that a folder has runs. If it cannot be noted, they are not listed."""
     file = _roots_file(environ)
     root = os.path.abspath(output_root)
     if file is None or root in noted_roots(environ):
@@ -109,20 +104,20 @@ def note_root(output_root: str, environ: Mapping[str, str]) -> None:
         os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
         fd = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(fd, json.dumps({"root": root}).encode() + b"\n")  # in one piece, for others may do so, too
+            os.write(fd, json.dumps({"root": root}).encode() + b"\n")  # in one piece: other runs may do so now
         finally:
             os.close(fd)
 
 
 def noted_roots(environ: Mapping[str, str]) -> list[str]:
-    """Folders that hold runs of this user, each once."""
+    """The folders that have been noted and are there."""
     file = _roots_file(environ)
     found = (each.get("root") for each in read_json_lines(file)) if file else ()
     return [*dict.fromkeys(each for each in found if isinstance(each, str) and os.path.isdir(each))]
 
 
 def _roots_file(environ: Mapping[str, str]) -> str | None:
-    """This user's (XDG base directories); None without a home."""
+    """This user's file (XDG base directories); None without a home."""
     base, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(home, ".local", "state") if home else ""

@@ -1,4 +1,4 @@
-"""How busy the run's NVIDIA cards are, as the driver sees it: CUDA contexts and NCCL buffers included, its own not."""
+"""Memory and utilization of the run's NVIDIA GPUs by the driver: with CUDA contexts and NCCL buffers, not its own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from trainkit.files import open_regular, read_json_lines
 from trainkit.launch_plan.model import Card
 from trainkit.machine.gpus import Asked
 
-# NVML's utilization is a mean over a sixth of a second to one second: asking more often would say nothing more.
+# NVML's utilization is a mean over a sixth of a second to one second: sampling more often would show nothing more.
 EVERY_SECONDS = 1.0
 STUCK_SECONDS = 2.0  # a driver that hangs is not waited for
 
 
-class CardWatch:
-    """Samples each card once a second, by UUID, into a file of JSON lines, and keeps what the summary shows.
+class GpuWatch:
+    """Samples each GPU once a second, by UUID, into a file of JSON lines, and keeps figures for the summary.
 
     A line is {"time": seconds since 1970, "cards": [{"local_rank", "uuid", "memory_bytes", "utilization"}, …]}, with
-    null for what the driver does not say, and without cards unknown to NVML.
-    peak: the highest occupancy of each card, in bytes, by UUID.
+    null for figures that the driver does not have, and without GPUs unknown to NVML.
+    peak: the most occupied memory of each GPU, in bytes, by UUID.
     """
 
     def __init__(self, cards: Sequence[Card], file: Path) -> None:
@@ -39,24 +39,23 @@ class CardWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to sample, in a thread of its own: a driver that hangs must not hold up the run."""
+        """Begin to sample, in a thread of its own: a driver that hangs must not block the run."""
         if self._cards:
-            self._thread = threading.Thread(target=self._run, name="card-watch", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
             self._thread.start()
 
     @property
     def utilization(self) -> Mapping[str, float]:
-        """The mean of each card's utilisation over the run, in percent, by UUID."""
+        """The mean of each GPU's utilization over the run, in percent, by UUID."""
         return {uuid: round(sum(found) / len(found), 1) for uuid, found in self._used.items() if found}
 
     def close(self) -> None:
-        """Stop sampling."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(STUCK_SECONDS)
 
     def open(self) -> bool:
-        """Ask NVML for the cards; False where it knows none of them."""
+        """Ask NVML for the GPUs; False if it knows none of them."""
         try:
             import pynvml
 
@@ -64,17 +63,17 @@ class CardWatch:
         except Exception:  # noqa: BLE001 - no library, no driver, a broken one: the summary then has null
             return False
         self._nvml = pynvml
-        # By UUID: NVML counts cards in PCI order and does not read CUDA_VISIBLE_DEVICES.
+        # By UUID: NVML counts GPUs in PCI order and does not read CUDA_VISIBLE_DEVICES.
         for rank, card in enumerate(self._cards):
             with contextlib.suppress(pynvml.NVMLError):
                 self._handles.append((rank, card.uuid, pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())))
         return bool(self._handles)
 
     def sample(self) -> list[dict[str, Any]]:
-        """Ask every card once."""
+        """Sample every GPU once."""
         found, ask = [], Asked(self._nvml)
         for rank, uuid, handle in self._handles:
-            # not every card answers everything: parts of a card have no utilization
+            # Not every GPU answers everything: parts of one (MIG) have no utilization.
             memory, busy = ask.memory(handle), ask.maybe("nvmlDeviceGetUtilizationRates", handle)
             used = None if memory is None else memory[0] - memory[1] - memory[2]
             share = None if busy is None else int(busy.gpu)
@@ -83,7 +82,7 @@ class CardWatch:
         return found
 
     def recall(self) -> None:
-        """Take in what an earlier watch has written into the file."""
+        """Read the samples of an earlier watch from the file."""
         for line in read_json_lines(self._file):
             self._keep(line.get("cards") or [])
 
