@@ -307,7 +307,7 @@ def orders(folder: Path) -> str:
 
 def page(folder: Path) -> str:
     """The page of a program that says how far it is, made up but for the program's number."""
-    from trainkit.stamps import HEAD, MAGIC, PAGE
+    from trainkit.heartbeat import HEAD, MAGIC, PAGE
 
     record = next(folder.glob(_FIRST_RANK))
     number = _read(record)["pid"]
@@ -398,7 +398,7 @@ TABLE: tuple[Row, ...] = (
     Row("a rank with folders", "local", _record(rendezvous="r", rank=rank_with_folders)),
     Row("a rank that is a huge number", "local", _record(rank=HUGE)),
     Row("orders to a file", "local", _record(orders=orders)),
-    Row("stamps that are endless", "local", _record(stamps=ZERO)),
+    Row("a heartbeat that is endless", "local", _record(heartbeat=ZERO)),
     *(Row(f"a wrapper {name}", "local", _record(wrapper_pid=stranger(name))) for name in PROCESSES),
     *(Row(f"{kind} in ranks/", "local", _planted(f"{_RANKS}/rank-1.json", kind)) for kind in _FILES),
     *(
@@ -620,7 +620,9 @@ def _fields(draw: random.Random, path: Path, folder: Path) -> None:
         if path.name == "submission.json" and draw.random() < 0.5:
             known[draw.choice(list(known))] = draw.choice(strange)
         elif path.name.startswith("rank-") and draw.random() < 0.5:
-            name = draw.choice(("wrapper_pid", "pid", "rank", "local_rank", "orders", "stamps", "rendezvous", "ended"))
+            name = draw.choice(
+                ("wrapper_pid", "pid", "rank", "local_rank", "orders", "heartbeat", "rendezvous", "ended")
+            )
             known |= {"ended": None, name: draw.choice(strange)}
         elif path.name == "status.json" and draw.random() < 0.5:
             number = draw.choice([*LAB.strangers.pids.values(), *ODD[:18]])
@@ -696,7 +698,7 @@ def _everything(run: Path, folder: Path) -> None:
     """Much of this at once, in the places of ranks that the run has not."""
     for number, name in enumerate(PROCESSES, 1):
         _record(number, rank=number, wrapper_pid=stranger(name), pid=stranger(name), orders=orders)(run, folder)
-    _record(10, rank=10, rendezvous=rendezvous, stamps=ZERO)(run, folder)
+    _record(10, rank=10, rendezvous=rendezvous, heartbeat=ZERO)(run, folder)
     _record(11, rank=rank_with_folders, rendezvous="r")(run, folder)
     for number, content in enumerate((*_CONTENTS, _DEEP), 20):
         _text(f"{_ALIVE}/rank-{number}.json", content)(run, folder)
@@ -716,9 +718,9 @@ LIVE: tuple[tuple[str, Callable[[Path, Path], None]], ...] = (
     ("a rank with folders", _record(rendezvous="r", rank=rank_with_folders)),
     ("an ended rank with a rendezvous", _record(rendezvous=rendezvous, rank=1, ended=1.0, exit_code=0)),
     ("orders to a file", _record(orders=orders, rank=1, wrapper_pid=stranger("of the same user"))),
-    ("orders of rank 0 to a file", _record(0, orders=orders, stamps=page)),
-    ("stamps that are endless", _record(rank=1, stamps=ZERO, wrapper_pid=stranger("of the same user"))),
-    ("stamps of rank 0 that are endless", _record(0, stamps=ZERO)),
+    ("orders of rank 0 to a file", _record(0, orders=orders, heartbeat=page)),
+    ("a heartbeat that is endless", _record(rank=1, heartbeat=ZERO, wrapper_pid=stranger("of the same user"))),
+    ("a heartbeat of rank 0 that is endless", _record(0, heartbeat=ZERO)),
     ("a rank that is a huge number", _record(rank=HUGE)),
     ("a rank below 0", _record(rank=-1)),
     *((f"a wrapper {name}", _record(rank=1, wrapper_pid=stranger(name), pid=stranger(name))) for name in PROCESSES),

@@ -17,14 +17,7 @@ import pytest
 
 from trainkit.decode import decode
 from trainkit.files import publish, read_json
-from trainkit.runner.nodes.control import Control
-from trainkit.runner.rundir.records import RankRecord
-from trainkit.runner.watch.activity import FEW, STEADY, Joins, Question, State
-from trainkit.runner.watch.dumping import Dump, View, _Asked
-from trainkit.runner.watch.judge import Found, describe, judge, own_place
-from trainkit.runner.watch.timing import Limits, Pace, PhaseTiming, is_sure, stalled, stragglers
-from trainkit.runner.watch.watch import Watch
-from trainkit.stamps import (
+from trainkit.heartbeat import (
     BACKWARD,
     CHECKPOINT,
     DATA,
@@ -34,12 +27,19 @@ from trainkit.stamps import (
     PHASES,
     START,
     STEPS,
-    Stamps,
+    Heartbeat,
     groups_of,
+    read,
     read_paces,
-    read_page,
     write_flight,
 )
+from trainkit.runner.nodes.control import Control
+from trainkit.runner.rundir.records import RankRecord
+from trainkit.runner.watch.activity import FEW, STEADY, Joins, Question, State
+from trainkit.runner.watch.dumping import Dump, View, _Asked
+from trainkit.runner.watch.judge import Found, describe, judge, own_place
+from trainkit.runner.watch.timing import Limits, Pace, PhaseTiming, is_sure, stalled, stragglers
+from trainkit.runner.watch.watch import Watch
 
 
 def longest(**seconds: float) -> tuple[float, ...]:
@@ -119,16 +119,16 @@ def test_a_program_says_how_many_collectives_it_has_joined_when_it_is_asked(monk
         return pickle.dumps({"pg_status": {**status, "2": {"last_enqueued_collective": 1}}})
 
     page = bytearray(PAGE)
-    stamps = Stamps(page)
+    heartbeat = Heartbeat(page)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace=dump))
-    stamps.note_collectives()
-    seen = read_page(bytes(page))
+    heartbeat.note_collectives()
+    seen = read(bytes(page))
     assert seen is not None
     assert seen.joined == 42
     assert seen.longest == (0.0,) * len(PHASES)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace=lambda: b""))
-    stamps.note_collectives()  # of a torch whose recorder takes no such word
-    assert read_page(bytes(page)) == seen
+    heartbeat.note_collectives()  # of a torch whose recorder takes no such word
+    assert read(bytes(page)) == seen
 
 
 def rank(number: int, *, last: int, waits: str = "", place: str = "train.py:69", **other: object) -> Found:
@@ -237,10 +237,10 @@ def test_an_evaluation_that_computes_is_slow_and_one_that_does_not_hangs_after_t
     program: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainkit.runner.watch.watch.LOOK_SECONDS", 0.1)
-    (stamps := Stamps(page := bytearray(PAGE))).begin_step(1)
-    stamps.step_done(2)
+    (heartbeat := Heartbeat(page := bytearray(PAGE))).begin_step(1)
+    heartbeat.step_done(2)
     for _ in range(2):
-        stamps.enter(EVALUATION)
+        heartbeat.set_phase(EVALUATION)
     (tmp_path / "page").write_bytes(page)
     attempt = tmp_path / "attempts" / "1"
     attempt.mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_an_evaluation_that_computes_is_slow_and_one_that_does_not_hangs_after_t
         subprocess.Popen([sys.executable, "-I", "-S", "-c", program]) as rank,
         selectors.DefaultSelector() as selector,
     ):
-        records = {0: RankRecord(0, 0, "tk1", os.getpid(), pid=rank.pid, stamps=file.fileno())}
+        records = {0: RankRecord(0, 0, "tk1", os.getpid(), pid=rank.pid, heartbeat=file.fileno())}
         watch = Watch(Limits(1.0), str(attempt), Control(0, {}, selector, 1.0), lambda *_: 0, 0, "torchrun")
         until = time.monotonic() + 1.8
         while time.monotonic() < until:
@@ -350,13 +350,13 @@ def test_the_place_is_the_main_threads_innermost_frame_of_the_programs_own() -> 
 
 def test_what_is_stamped_is_read_again() -> None:
     page = bytearray(PAGE)
-    stamps = Stamps(page)
+    heartbeat = Heartbeat(page)
     for step in range(PACES + 5):
-        stamps.begin_step(step)
-        stamps.enter(BACKWARD)
-        stamps.step_done(step + 1)
-    stamps.enter(CHECKPOINT)
-    seen = read_page(bytes(page))
+        heartbeat.begin_step(step)
+        heartbeat.set_phase(BACKWARD)
+        heartbeat.step_done(step + 1)
+    heartbeat.set_phase(CHECKPOINT)
+    seen = read(bytes(page))
     assert seen is not None
     assert (seen.step, PHASES[seen.phase]) == (PACES + 5, "checkpoint")
     assert seen.longest[BACKWARD] > 0
@@ -364,8 +364,8 @@ def test_what_is_stamped_is_read_again() -> None:
     steps = read_paces(bytes(page))
     assert len(steps) == PACES
     assert all(0 < own <= whole for whole, own in steps)
-    assert read_page(bytes(PAGE)) is None
-    assert read_page(b"") is None
+    assert read(bytes(PAGE)) is None
+    assert read(b"") is None
 
 
 def test_a_rank_of_its_own_slowness_is_named_and_no_other() -> None:

@@ -216,7 +216,7 @@ def test_a_process_that_only_a_record_names_is_not_looked_into(
         return 0
 
     monkeypatch.setattr("trainkit.runner.watch.dumping.open_regular", noted)
-    stranger = RankRecord(0, 0, "tk0", os.getpid(), pid=start("60").pid, wrapper_started="1", stamps=0)
+    stranger = RankRecord(0, 0, "tk0", os.getpid(), pid=start("60").pid, wrapper_started="1", heartbeat=0)
     selector = selectors.DefaultSelector()
     write_record(attempt, stranger)
     (ranks := Ranks(attempt, selector)).poll()

@@ -25,7 +25,7 @@ from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 from trainkit.tools.torch_xla import LEAKS as XLA_LEAKS
 from trainkit.tools.torch_xla import environment as xla_environment
 
-STAMPS = "each rank's program says how far it is, for the watch over a run that hangs"
+HEARTBEAT = "each rank's program reports its step and phase to the hang watch"
 RECORDED = "collectives that torch keeps, so that the rank that others wait for can be named"
 ENTRIES = 2000  # as torch keeps for NCCL by itself
 
@@ -48,21 +48,21 @@ def _starts_again(cluster: Cluster) -> bool:
     return isinstance(cluster, Slurm) and "hang" in cluster.requeue.after
 
 
-def is_stamped(context: Context) -> bool:
+def has_heartbeat(context: Context) -> bool:
     """Whether the program says how far it is: the built-in trainer does, and the hook in programs of the user's own."""
     return context.recipe.program.kind == "builtin" or is_verified(context)
 
 
 def wrapper(context: Context) -> tuple[Token, ...]:
     """The argv for the rank wrapper."""
-    if not is_stamped(context):
+    if not has_heartbeat(context):
         return ()
-    return (token("--stamps", rule=STAMPS), token("yes", rule=STAMPS))
+    return (token("--heartbeat", rule=HEARTBEAT), token("yes", rule=HEARTBEAT))
 
 
 def environment(context: Context) -> Iterator[SourcedVariable]:
     """What has torch keep its latest collectives, where there are several ranks and somebody who can ask for them."""
-    if context.topology.world_size > 1 and is_stamped(context) and context.recipe.hang.after_seconds:
+    if context.topology.world_size > 1 and has_heartbeat(context) and context.recipe.hang.after_seconds:
         yield variable("TORCH_FR_BUFFER_SIZE", str(ENTRIES), rule=RECORDED)
 
 

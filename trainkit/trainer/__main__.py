@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words, refusal
 from trainkit.files import cache_folder, publish
+from trainkit.heartbeat import EVALUATION, Heartbeat, attach
 from trainkit.recipe.schema import Logging
-from trainkit.stamps import EVALUATION, Stamps, attach
 from trainkit.trainer.loop import SAVING, STOPPING, Requests
 from trainkit.trainer.settings import Settings, World, read_settings
 
@@ -31,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", type=Path, required=True, help="trainer.json in the run directory")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     try:
-        stamps = attach(publish)  # first of all: what hangs in the start-up is seen, too
+        heartbeat = attach(publish)  # first of all: what hangs in the start-up is seen, too
         requests = Requests()
         requests.listen(SAVING)  # at once: it would end the process, and start-up takes seconds
         options = parser.parse_args(argv)
         settings = read_settings(options.settings, options.resume)
         world = World.from_environment(os.environ)
         configure_logging(settings.recipe.logging, world)
-        return run(settings, world, requests, stamps)
+        return run(settings, world, requests, heartbeat)
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -72,7 +72,7 @@ def keep_compiled(run_dir: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", usable or str(run_dir / "compiled"))
 
 
-def run(settings: Settings, world: World, requests: Requests, stamps: Stamps) -> int:
+def run(settings: Settings, world: World, requests: Requests, heartbeat: Heartbeat) -> int:
     """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
     # Imported here, so that a wrong settings file is answered without waiting for torch.
     from trainkit.trainer.distributed import device_of, process_group
@@ -87,12 +87,12 @@ def run(settings: Settings, world: World, requests: Requests, stamps: Stamps) ->
     # Outermost: the engine that swaps is gone when its folder is removed.
     seconds = settings.recipe.hang.collective_seconds
     with swap_space(settings), process_group(world, device, needed=needed, seconds=seconds):
-        stamps.listen()
-        return train_and_report(settings, world, device, requests, stamps)
+        heartbeat.listen()
+        return train_and_report(settings, world, device, requests, heartbeat)
 
 
 def train_and_report(
-    settings: Settings, world: World, device: torch.device, requests: Requests, stamps: Stamps | None = None
+    settings: Settings, world: World, device: torch.device, requests: Requests, heartbeat: Heartbeat | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.recipe.schema.model import is_packed_stream
@@ -104,7 +104,7 @@ def train_and_report(
     from trainkit.trainer.metrics.writers import Metrics
     from trainkit.trainer.setup import assemble, describe, start_record
 
-    parts = assemble(settings, world, device, stamps)
+    parts = assemble(settings, world, device, heartbeat)
     # torchrun counts how often it has started the ranks again after a failure.
     first = resume(parts, restarted=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
     log.info("%s", describe(parts))
@@ -115,7 +115,7 @@ def train_and_report(
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))
         progress = train(parts, first, metrics, requests)
-    parts.stamps.enter(EVALUATION)  # a sample, predictions
+    parts.heartbeat.set_phase(EVALUATION)  # a sample, predictions
     outcome = result(parts, progress)
     if world.rank == 0:
         write_result(settings.run_dir / "result.json", outcome)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError
-from trainkit.stamps import CHECKPOINT, EVALUATION
+from trainkit.heartbeat import CHECKPOINT, EVALUATION
 from trainkit.text import counted
 from trainkit.trainer.distributed import sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
@@ -177,7 +177,7 @@ def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
     with progress.aside():
         began = time.monotonic()
         progress.eval_loss = parts.evaluation.loss(
-            parts.strategy, parts.eval_autocast, partial(parts.stamps.enter, EVALUATION)
+            parts.strategy, parts.eval_autocast, partial(parts.heartbeat.set_phase, EVALUATION)
         )
         seconds = round(time.monotonic() - began, 6)
     progress.lowest = parts.best.note(progress.step, progress.eval_loss)
@@ -197,7 +197,7 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
             log.warning(what, progress.step, mean)
         return
     refuse_lost_run(parts, progress.step, mean, norm)
-    parts.stamps.enter(CHECKPOINT)
+    parts.heartbeat.set_phase(CHECKPOINT)
     spared = parts.best.step if parts.settings.recipe.checkpoint.keep_best else None
     with progress.aside():
         parts.checkpoints.save(

@@ -12,8 +12,8 @@ from signal import Signals
 import torch
 from torch import Tensor
 
+from trainkit.heartbeat import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
 from trainkit.recipe.schema import Recipe
-from trainkit.stamps import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
 from trainkit.trainer.callbacks import Progress, evaluate, note_idle, report_step, save_checkpoint, tell_idle
 from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro
@@ -91,7 +91,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
         take_steps(parts, progress, metrics, requests)
         progress.finish()
         tell_idle(parts, progress)
-        parts.stamps.enter(CHECKPOINT)  # one may still be written in the background
+        parts.heartbeat.set_phase(CHECKPOINT)  # one may still be written in the background
         parts.profiler.finish()
         if parts.steps == 0:  # a run that only evaluates
             evaluate(parts, progress, metrics)
@@ -102,24 +102,24 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
 def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Requests) -> None:
     """The optimizer steps of a run, with what is due after each."""
     parts.profiler.begin()
-    parts.stamps.begin_step(progress.first)
+    parts.heartbeat.begin_step(progress.first)
     with collected_between_steps() as collect:
         # The order of samples is a function of the step; a bookmark only spares a stream the reading up to there.
         for batch in timed(batches(parts, progress.first), progress.waiting):
-            parts.stamps.enter(EXCHANGE)
+            parts.heartbeat.set_phase(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
             counted, idle, *votes = sum_over_ranks([batch.counted, batch.idle, *requests.votes()], parts.world)
             made = optimizer_step(parts, progress.step, batch, counted)
             progress.advance(counted, tokens_in(batch) * parts.world.size, batch.bookmark)
             note_idle(parts, progress, idle)
-            parts.stamps.step_done(progress.step)
+            parts.heartbeat.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)
             # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
             known = votes if parts.world.size > 1 else None
             if follow_up(parts, progress, made, metrics, partial(requests.settle, known)):
                 break
-            parts.stamps.begin_step(progress.step)
+            parts.heartbeat.begin_step(progress.step)
 
 
 def follow_up(
@@ -184,16 +184,16 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple
             seed_dropout(parts, step, index)
             parts.model.expect(at_most)
             with strategy.micro_step(last=last):
-                parts.stamps.enter(FORWARD)
+                parts.heartbeat.set_phase(FORWARD)
                 with parts.profiler.phase("forward"), parts.autocast, parts.memory.micro_step():
                     loss = strategy.model(**inputs)
                 parts.model.keep_load()
                 parts.model.expect(None)
-                parts.stamps.enter(BACKWARD)
+                parts.heartbeat.set_phase(BACKWARD)
                 with parts.profiler.phase("backward"):
                     strategy.backward(loss * share, last=last)
             total += loss.detach()
-    parts.stamps.enter(OPTIMIZER)
+    parts.heartbeat.set_phase(OPTIMIZER)
     with parts.memory.update(strategy):
         # Both are left on the device: reading them would wait for it.
         return total, strategy.update(parts.learning_rate(step))

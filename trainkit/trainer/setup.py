@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainkit.errors import TrainingError
+from trainkit.heartbeat import DATA, FORWARD, Heartbeat
 from trainkit.recipe.schema import Fsdp, GradientCheckpointing, Recipe
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.stamps import DATA, FORWARD, Stamps
 from trainkit.text import counted
 from trainkit.trainer.auto_batch import Copy, Found, settle_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity
@@ -114,10 +114,10 @@ class Parts:
     profiler: Profiler
     found: Found | None  # the micro batch, where the recipe left it open
     transfer: Transfer
-    stamps: Stamps  # where this rank says how far it is
+    heartbeat: Heartbeat  # where this rank says how far it is
 
 
-def assemble(settings: Settings, world: World, device: torch.device, stamps: Stamps | None = None) -> Parts:
+def assemble(settings: Settings, world: World, device: torch.device, heartbeat: Heartbeat | None = None) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
     recipe = settings.recipe
     check_precision(settings)
@@ -155,7 +155,7 @@ def assemble(settings: Settings, world: World, device: torch.device, stamps: Sta
         profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
         found=found,
         transfer=Transfer(device),
-        stamps=own_time(stamps or Stamps(), recipe.strategy.kind),
+        heartbeat=own_time(heartbeat or Heartbeat(), recipe.strategy.kind),
     )
 
 
@@ -176,11 +176,11 @@ def number_of_steps(recipe: Recipe, order: Order) -> int:
     return max(1, math.ceil(epochs))
 
 
-def own_time(stamps: Stamps, strategy: str) -> Stamps:
+def own_time(heartbeat: Heartbeat, strategy: str) -> Heartbeat:
     """The same, with what is a rank's own time under a strategy."""
     if STRATEGIES[strategy].hooks:  # the forward pass gathers weights from the other ranks
-        stamps.own(DATA, computes=FORWARD)
-    return stamps
+        heartbeat.own(DATA, computes=FORWARD)
+    return heartbeat
 
 
 def first_step(settings: Settings, source: Source, order: Order, world: World, device: torch.device) -> Copy:

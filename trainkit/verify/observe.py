@@ -48,15 +48,17 @@ BY_HAND = "no wrapper keeps the model of this rank in step with the others: only
 
 
 def watch(
-    expected: str, shown: str, files: Any, counter: Callable[[str, Any, Any], Any] | None = None, stamps: Any = None
+    expected: str, shown: str, files: Any, counter: Callable[[str, Any, Any], Any] | None = None, heartbeat: Any = None
 ) -> None:
     """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
 
     Only the first optimizer that steps is looked at. files: the module trainkit/files.py. counter: makes what counts
-    its steps, from the path to write, the optimizer, and what writes. stamps: where every step of any optimizer is
-    noted (trainkit/stamps.py), if anywhere.
+    its steps, from the path to write, the optimizer, and what writes. heartbeat: told of every step of any optimizer
+    (trainkit/heartbeat.py), if given.
     """
-    begin = functools.partial(Observer, expected=expected, shown=shown, files=files, counter=counter, stamps=stamps)
+    begin = functools.partial(
+        Observer, expected=expected, shown=shown, files=files, counter=counter, heartbeat=heartbeat
+    )
     if OPTIMIZERS in sys.modules:  # a .pth file of the environment may have imported torch already
         begin(sys.modules[OPTIMIZERS])
     else:
@@ -92,12 +94,12 @@ class Observer:
     """Waits for the first optimizer step of its own process; children that this one forks are no ranks."""
 
     def __init__(
-        self, optimizers: Any, *, expected: str, shown: str, files: Any, counter: Any = None, stamps: Any = None
+        self, optimizers: Any, *, expected: str, shown: str, files: Any, counter: Any = None, heartbeat: Any = None
     ) -> None:
-        """optimizers: the module ``torch.optim.optimizer``; files, counter, stamps: as for `watch`."""
-        self._stamps = stamps
-        if stamps is not None:
-            stamps.listen(counts=True)
+        """optimizers: the module ``torch.optim.optimizer``; files, counter, heartbeat: as for `watch`."""
+        self._heartbeat = heartbeat
+        if heartbeat is not None:
+            heartbeat.listen(counts=True)
         self._expected, self._shown, self._files = expected, shown, files
         self._run_dir = os.path.dirname(expected)
         self._make_counter, self._counter = counter, None
@@ -110,8 +112,8 @@ class Observer:
         # The hook stays: torch is iterating over its hooks, and would fail if one were removed.
         if os.getpid() != self._process:
             return
-        if self._stamps is not None:
-            self._stamps.stepped(optimizer)
+        if self._heartbeat is not None:
+            self._heartbeat.stepped(optimizer)
         if self._is_over:
             if self._counter is not None:
                 self._counter.count(optimizer)

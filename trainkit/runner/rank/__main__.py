@@ -12,7 +12,7 @@ from trainkit.runner.rank.wrapper import Options, Wrapper
 USAGE = (
     "usage: python -m trainkit.runner.rank --attempt DIR [--grace SECONDS] "
     "[--main each-node|one] [--expect FILE] [--node N] [--replica-env NAME=VALUE]… [--cores LIST:LIST…] "
-    "[--stamps yes|no] [--prove yes|no] "
+    "[--heartbeat yes|no] [--prove yes|no] "
     "-- program args…"
 )
 
@@ -21,7 +21,7 @@ def parse(argv: Sequence[str]) -> Options:
     """Read the command line. Raises ValueError when it is wrong."""
     # By hand: argparse costs more than all the rest here.
     values = {"--attempt": "", "--grace": "30", "--main": "each-node", "--expect": "", "--node": "0", "--cores": ""}
-    values |= {"--stamps": "no", "--prove": "no"}
+    values |= {"--heartbeat": "no", "--prove": "no"}
     rest, variables = list(argv), list[str]()
     while rest and rest[0] in (*values, "--replica-env") and len(rest) > 1:
         if rest[0] in values:
@@ -32,9 +32,9 @@ def parse(argv: Sequence[str]) -> Options:
     if rest[:1] != ["--"] or len(rest) < 2 or not values["--attempt"]:
         raise ValueError(USAGE)
     pairs = tuple((name, value) for name, _, value in (each.partition("=") for each in variables))
-    attempt, grace, main_ranks, expected, node, cores, stamps, prove = values.values()
+    attempt, grace, main_ranks, expected, node, cores, heartbeat, prove = values.values()
     each_node, program = main_ranks == "each-node", tuple(rest[1:])
-    told = (stamps == "yes", prove == "yes")
+    told = (heartbeat == "yes", prove == "yes")
     return Options(attempt, float(grace), program, each_node, pairs, expected, int(node), cores, *told)
 
 

@@ -1,4 +1,4 @@
-"""The life of one rank: logs by global rank, exit record, signals, no survivor when the wrapper is killed.
+"""The wrapper of one rank: its logs, its exit record, its signals, and no survivor when the wrapper is killed.
 
 Standard library only, and quick to load: every rank's start waits for it.
 """
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from trainkit.decode import DecodeError, decode
 from trainkit.files import make_folder, open_regular, read_record, remove_file
+from trainkit.heartbeat import PAGE, VARIABLE
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import (
@@ -47,17 +48,16 @@ from trainkit.runner.supervisor.processes import (
     started,
     wakeup,
 )
-from trainkit.stamps import PAGE, VARIABLE
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as of a shell
 NOT_AS_PLANNED = 1  # as trainkit/verify/observe.py ends a program
-NOT_REGISTERED = 1  # nothing was started: the guardian could not have watched over it
+NOT_REGISTERED = 1  # nothing was started: the guardian could not have supervised it
 DRAIN_SECONDS = 2.0  # at most, for output of background children after the program's end …
-SILENT_SECONDS = 0.5  # … and no longer than until they have been silent for so long
-LINGER_SECONDS = 0.5  # a stop that hits program and wrapper one after the other is still one stop
-LOOK_SECONDS = 1.0  # between looks whether anybody is left to end this rank
+SILENT_SECONDS = 0.5  # … and only until there has been none for so long
+LINGER_SECONDS = 0.5  # a stop that reaches program and wrapper one after the other is still one stop
+LOOK_SECONDS = 1.0  # between looks whether trainkit or its guardian still runs
 CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
 
 
@@ -69,11 +69,11 @@ class Options(NamedTuple):
     program: tuple[str, ...]
     each_node: bool = True  # whether the first rank of each node counts as a main rank
     replica_env: tuple[tuple[str, str], ...] = ()  # variables of all ranks but the main ones
-    expected: str = ""  # file that says what the program should be seen to run
-    node: int = 0  # of several
-    cores: str = ""  # which each local rank stays on, as machine/cpu_affinity.py reads them
-    stamps: bool = False  # whether the program says how far it is
-    prove: bool = False  # whether the program fails where nothing of it is seen
+    expected: str = ""  # file with the facts that the program is verified against
+    node: int = 0
+    cores: str = ""  # of each local rank, as machine/cpu_affinity.py reads them
+    heartbeat: bool = False  # whether the program has a heartbeat
+    prove: bool = False  # whether the program fails if nothing of it can be verified
 
 
 class Wrapper:
@@ -84,7 +84,7 @@ class Wrapper:
         self._environ = environ
         self._selector = selectors.DefaultSelector()
         self._copiers: list[Copier] = []
-        self._keepers: list[ProcessId] = []  # who ends this rank, should it be necessary
+        self._watchers: list[ProcessId] = []  # trainkit and its guardian, which end this rank
         self._kill_at = self._term_at = float("inf")
         self._alone = False  # whether they are gone
         self._exit: int | None = None  # minus the signal that killed it
@@ -112,7 +112,7 @@ class Wrapper:
         )
 
     def run(self) -> int:
-        """Start the program, see it through, record its end; the exit code for the launcher."""
+        """Start the program, follow it, record its end; the exit code for the launcher."""
         numbers = (*STOP, *PASSED_ON, signal.SIGCHLD, signal.SIGWINCH)
         received = wakeup(number for number in numbers if number not in self._ignored)
         self._selector.register(received, selectors.EVENT_READ)
@@ -121,8 +121,12 @@ class Wrapper:
         except OSError as error:
             self._say_unwritable(error)
             return self._end(ended=time.time(), exit_code=NOT_REGISTERED, message=self._unwritable)
-        self._watch_keepers()
-        if self._before:  # the launcher restarts whatever fails; what differs from the plan would do so again
+        # Trainkit and its guardian, killed together, can no longer end this rank. They are watched if they run, or if
+        # they were killed before this rank has started; else they cannot be seen from here.
+        processes, launcher = watchers(self._options.attempt_dir, self._record.node)
+        if _any_runs(processes) or descends_from(launcher, os.getpid()):
+            self._watchers = processes
+        if self._before:  # the launcher restarts any rank that fails, and this one would differ again
             return self._end(ended=time.time(), exit_code=NOT_AS_PLANNED, not_as_planned=self._before)
         try:
             self._start(channels)
@@ -140,7 +144,7 @@ class Wrapper:
     def _register(self) -> list[int]:
         attempt = self._options.attempt_dir
         ranks, run = os.path.join(attempt, "ranks"), run_of(attempt)
-        with contextlib.suppress(FileExistsError):  # what follows says it
+        with contextlib.suppress(FileExistsError):
             os.makedirs(attempt)  # started by hand
         for folder in dict.fromkeys((os.path.join(attempt, "logs"), ranks, records_path(attempt, self._options.node))):
             make_folder(folder, below=run)
@@ -149,33 +153,26 @@ class Wrapper:
         if not self._before:
             with contextlib.suppress(OSError):  # of this rank before the launcher restarted it
                 remove_file(self._shown, below=run)
-        if self._options.stamps:
-            self._make_page()
-        write_record(self._options.attempt_dir, self._record)
+        if self._options.heartbeat and hasattr(os, "memfd_create"):  # else the watch sees processor time and output
+            # The page of the heartbeat and a pipe for requests: without names that could stay.
+            memory = os.memfd_create("trainkit-heartbeat")
+            os.write(memory, bytes(PAGE))
+            reader, writer = os.pipe()
+            self._record = self._record._replace(heartbeat=memory, orders=writer)
+            paths = map(self._record.opened, (memory, reader))
+            self._environ = {**self._environ, VARIABLE: os.pathsep.join(paths)}
+        write_record(attempt, self._record)
         return [self._open(name, fd) for name, fd in (("out", 1), ("err", 2))]
 
-    def _make_page(self) -> None:
-        """Memory in which the program says how far it is, and a pipe for questions; without names that could stay."""
-        if not hasattr(os, "memfd_create"):  # no Linux: the watch sees the processor time and the output
-            return
-        memory = os.memfd_create("trainkit-stamps")
-        os.write(memory, bytes(PAGE))
-        reader, writer = os.pipe()
-        self._record = record = self._record._replace(stamps=memory, orders=writer)
-        self._environ = {**self._environ, VARIABLE: os.pathsep.join(map(record.opened, (memory, reader)))}
-
-    def _watch_keepers(self) -> None:
-        """Trainkit and its guardian, killed together, leave nobody else to end this rank."""
-        processes, launcher = keepers(self._options.attempt_dir, self._record.node)
-        # Who is not seen from here is not watched, but where they were killed before this rank started.
-        if _any_runs(processes) or descends_from(launcher, os.getpid()):
-            self._keepers = processes
-
     def _open(self, name: str, own: int) -> int:
+        """Open one of the rank's logs; the descriptor for the program. own: our descriptor of the same stream."""
         attempt = self._options.attempt_dir
         path = log_path(attempt, self._record.rank, name)
         log = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=run_of(attempt))
-        console = own if self._record.rank == 0 and not self._is_launcher_log(own) else None
+        console = own if self._record.rank == 0 else None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(os.path.join(attempt, "logs", "launcher.log")), os.fstat(own)):
+                console = None  # the launcher's log does not repeat the rank's
         reader, writer = open_channel(console)
         os.set_blocking(reader, False)
         copier = Copier(reader, log, console)
@@ -183,17 +180,9 @@ class Wrapper:
         self._selector.register(reader, selectors.EVENT_READ, copier)
         return writer
 
-    def _is_launcher_log(self, fd: int) -> bool:
-        """Whether our own output ends in the guardian's log of the launcher; the rank's log says it all already."""
-        try:
-            log = os.stat(os.path.join(self._options.attempt_dir, "logs", "launcher.log"))
-            return os.path.samestat(log, os.fstat(fd))
-        except OSError:
-            return False
-
     def _start(self, channels: Sequence[int]) -> None:
         # A group of its own, so that a launcher's signal to the wrapper's group reaches the program once, through us;
-        # but who reads from the terminal must stay in the terminal's foreground group.
+        # but a program that reads from the terminal must stay in the terminal's foreground group.
         group = None if self._shares_terminal else 0
         keep_to(self._options.cores, self._record.local_rank)
         is_main = not (self._record.local_rank if self._options.each_node else self._record.rank)
@@ -201,7 +190,7 @@ class Wrapper:
         if self._options.expected:
             environ = observed(environ, self._options.expected, self._shown)
         streams = (0, *channels)
-        ignore = (*self._ignored, *PASSED_ON)  # a program that knows no request for a checkpoint does not die of one
+        ignore = (*self._ignored, *PASSED_ON)  # a program without a handler for them does not die of them
         pid = spawn(self._options.program, environ, streams, group=group, dies_with_parent=True, ignore=ignore)
         self._record = self._record._replace(pid=pid)
         with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
@@ -221,9 +210,9 @@ class Wrapper:
                 self._step(received, until)
 
     def _step(self, received: int, until: float = float("inf")) -> bool:
-        """Wait for the next event and deal with it; whether any came."""
+        """Wait for the next event and handle it; whether any came."""
         wait = min(until, self._kill_at, self._term_at) - time.monotonic()
-        if self._keepers:
+        if self._watchers:
             wait = min(wait, LOOK_SECONDS)
         events = self._selector.select(None if wait == float("inf") else max(0.0, wait))
         for key, _ in events:
@@ -234,8 +223,8 @@ class Wrapper:
                     self._on_signal(number)
             elif not key.data.copy():
                 self._selector.unregister(key.fd)
-        if self._keepers and not _any_runs(self._keepers):
-            self._keepers, self._alone = [], True
+        if self._watchers and not _any_runs(self._watchers):
+            self._watchers, self._alone = [], True
             self._on_signal(signal.SIGTERM)
         now = time.monotonic()
         if now >= self._term_at:
@@ -257,7 +246,7 @@ class Wrapper:
         else:
             again = self._record.told_to_stop  # a launcher may send TERM to the program's group and to each rank
             self._record = self._record._replace(told_to_stop=True)
-            become_subreaper()  # what the program leaves comes to us: who sent this may be gone before it ends
+            become_subreaper()  # orphans come to us: the sender of the signal may be gone before they end
             if number == signal.SIGINT and self._shares_terminal:
                 # The terminal has sent it to the program too: give KeyboardInterrupt's clean-up a moment before TERM.
                 self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
@@ -279,11 +268,11 @@ class Wrapper:
     def _finish(self) -> int:
         assert self._exit is not None
         if not self._shares_terminal:
-            kill_group(self._record.pid)  # children that the program left behind
+            kill_group(self._record.pid)  # children that the program has left
         # Only now: while the zombie was there, the group's number could not be given to other processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
-        if self._alone or (self._keepers and not _any_runs(self._keepers)):
+        if self._alone or (self._watchers and not _any_runs(self._watchers)):
             kill_descendants()
         lost = sum(copier.lost for copier in self._copiers)
         refusal = next((copier.refusal for copier in self._copiers if copier.lost), "")
@@ -310,10 +299,10 @@ class Wrapper:
         return self._record.code
 
     def _say_unwritable(self, error: OSError) -> None:
-        # Of a record only the folder is named: it is written under a name that says nothing.
+        # For a record only the folder is named: it is written under a temporary name.
         named, folder = str(error.filename or ""), self._options.attempt_dir
         why = f"{named if named.startswith(f'{folder}/logs/') else folder} cannot be written: {error.strerror}"
-        if why != self._unwritable:  # said once
+        if why != self._unwritable:
             self._unwritable = why
             with contextlib.suppress(OSError):
                 os.write(2, f"{SAYS}{why}\n".encode("utf-8", "surrogateescape"))
@@ -324,7 +313,7 @@ def _any_runs(processes: Sequence[ProcessId]) -> bool:
 
 
 def _rendezvous(environ: Mapping[str, str]) -> str:
-    """MASTER_ADDR_MASTER_PORT, which DeepSpeed names its buffers by; empty for what is no name."""
+    """MASTER_ADDR_MASTER_PORT, part of the names of DeepSpeed's buffers; empty if it is not a valid name."""
     name = "_".join(environ[each] for each in ("MASTER_ADDR", "MASTER_PORT") if each in environ)
     try:
         return str(decode(Name, name, "rendezvous"))
@@ -332,8 +321,8 @@ def _rendezvous(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def keepers(attempt_dir: str, node: int = 0) -> tuple[list[ProcessId], int]:
-    """Trainkit and its guardian, and the launcher's pid; none where something else or another host has them."""
+def watchers(attempt_dir: str, node: int = 0) -> tuple[list[ProcessId], int]:
+    """Trainkit and its guardian, and the launcher's pid, from status.json; none if they are on another host."""
     run = run_of(attempt_dir)
     status = read_record(status_path(run, attempt_dir, node), Status, below=run)
     if status is None or status.host != os.uname().nodename or status.ended:
@@ -343,15 +332,15 @@ def keepers(attempt_dir: str, node: int = 0) -> tuple[list[ProcessId], int]:
 
 
 def observed(environ: Mapping[str, str], expected: str, shown: str) -> dict[str, str]:
-    """The environment in which Python observes the program. expected, shown: what to compare with, where to write."""
+    """The environment in which Python observes the program. expected: file to compare with; shown: file to write."""
     path = os.pathsep.join([HOOK, *filter(None, [environ.get("PYTHONPATH", "")])])
     return {**environ, "PYTHONPATH": path, "TRAINKIT_EXPECTED": expected, "TRAINKIT_SHOWN": shown}
 
 
 def differences(shown: str, *, proven: bool = False) -> str:
-    """How the program differed from the plan; empty where it did not, or where no optimizer has stepped.
+    """How the program differed from the plan; empty if it did not, or if no optimizer has stepped.
 
-    shown: in an attempt's folder of that name. proven: what has not been seen differs, too.
+    shown: in an attempt's folder of that name. proven: a program in which nothing was seen differs, too.
     """
     found = read_record(shown, Shown, below=run_of(os.path.dirname(os.path.dirname(shown))))
     if proven and (found is None or found.error):

@@ -60,7 +60,7 @@ class RankRecord(NamedTuple):
     not_as_planned: str = ""  # how the program differed from the plan
     node: RankNumber = 0
     rendezvous: Name = ""  # MASTER_ADDR_MASTER_PORT of this rank, part of the names of its shared memory
-    stamps: Descriptor = -1  # of the wrapper: the page of the program's heartbeat (trainkit/stamps.py)
+    heartbeat: Descriptor = -1  # of the wrapper: the page of the program's heartbeat (trainkit/heartbeat.py)
     orders: Descriptor = -1  # of the wrapper: the pipe for requests to the program's flight recorder
     wrapper_started: str = ""  # as from `processes.started`
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from trainkit.files import read_record, remove_file
+from trainkit.heartbeat import Flight
 from trainkit.runner.rundir.records import run_of
 from trainkit.runner.supervisor.processes import stat_fields
-from trainkit.stamps import Flight
 
 # Letters of proc(5) that explain why a process does not go on.
 STATES: Mapping[str, str] = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk or a device"}

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from trainkit.files import make_folder, open_regular, publish, read_record, remove_file
+from trainkit.heartbeat import ASK, PAGE, Flight, Page, read
 from trainkit.runner.rundir.records import RankRecord, run_of
 from trainkit.runner.supervisor.processes import descendants
 from trainkit.runner.watch.activity import State, catches, order, state_of
 from trainkit.runner.watch.judge import Found, own_place
-from trainkit.stamps import ASK, PAGE, Flight, Page, read_page
 
 PATIENCE = 5.0  # seconds for all ranks to answer
 SETTLE = 0.3  # seconds after which a stack that has not grown is complete
@@ -33,7 +33,7 @@ class View:
         """alive: whether its wrapper is proved to run; no file of another process is opened."""
         self.record = record
         self._fd: int | None = None
-        if alive and (path := record.opened(record.stamps)):
+        if alive and (path := record.opened(record.heartbeat)):
             with contextlib.suppress(OSError):
                 self._fd = open_regular(path, links=True)
 
@@ -43,9 +43,9 @@ class View:
             return os.pread(self._fd, PAGE, 0) if self._fd is not None else b""
         return b""
 
-    def page(self) -> Page | None:
+    def read(self) -> Page | None:
         """The program's heartbeat; None if it has not attached."""
-        return read_page(self.bytes())
+        return read(self.bytes())
 
     def text(self, start: int) -> str:
         """The text behind the page, from an offset on."""
@@ -86,7 +86,7 @@ class Dump:
         self._sizes: list[int] = []
 
     def _ask(self, view: View) -> _Asked:
-        record, page = view.record, view.page()
+        record, page = view.record, view.read()
         # Another process may have the number by now: a signal is sent only to a process of this rank.
         below = descendants(record.wrapper_pid)
         attached = page is not None and page.pid in below

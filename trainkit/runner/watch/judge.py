@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from trainkit.decode import Between, Like
+from trainkit.heartbeat import PHASES, Collective, Group
 from trainkit.runner.rundir.records import Name, Seconds
 from trainkit.runner.watch.activity import STOPPED, State
 from trainkit.runner.watch.timing import where
-from trainkit.stamps import PHASES, Collective, Group
 from trainkit.text import listed
 
 # Paths of frames that are not the program's own.

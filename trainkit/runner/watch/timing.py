@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from trainkit.decode import DecodeError, decode
 from trainkit.files import publish
+from trainkit.heartbeat import CHECKPOINT, EVALUATION, PHASES, STEPS, read_paces
 from trainkit.runner.rundir.records import PACES, Name, RankKey, Seconds, run_of
-from trainkit.stamps import CHECKPOINT, EVALUATION, PHASES, STEPS, read_paces
 
 LEAST_SECONDS = 120.0  # the lowest limit, if the recipe sets none
 STEPS_LONG, PHASES_LONG = 20, 3  # the limit in median steps, and in the longest times of the same phase

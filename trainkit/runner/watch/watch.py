@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainkit.decode import DecodeError, decode
 from trainkit.files import publish, read_whole, remove_file
+from trainkit.heartbeat import CHECKPOINT, EVALUATION, START, STEPS, read, read_paces
 from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir.records import DUMPS, ORDERS, RankRecord, log_path, run_of
 from trainkit.runner.supervisor.processes import descendants
@@ -19,7 +20,6 @@ from trainkit.runner.watch.activity import STOPPED, Activity, Joins, Question, o
 from trainkit.runner.watch.dumping import Dump, Spawn, View
 from trainkit.runner.watch.judge import Found, judge
 from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Pace, PhaseTiming, is_sure, pace_of, stalled
-from trainkit.stamps import CHECKPOINT, EVALUATION, START, STEPS, read_paces, read_page
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 12.0  # for the dumps of the other nodes
@@ -129,7 +129,7 @@ class Watch:
         if view.record.ended is not None or not view.record.pid:
             return None
         data = view.bytes()
-        page = read_page(data)
+        page = read(data)
         if page is None:
             self._moved[rank] = max(self._since, self._active(rank, now))
             return PhaseTiming(rank, self._moved[rank])

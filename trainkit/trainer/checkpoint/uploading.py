@@ -7,7 +7,7 @@ import time
 from signal import Signals
 
 from trainkit.errors import TrainingError
-from trainkit.stamps import CHECKPOINT
+from trainkit.heartbeat import CHECKPOINT
 from trainkit.text import listed
 from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint.manifest import newest
@@ -46,7 +46,7 @@ def finish_pushes(parts: Parts, progress: Progress, requests: Requests) -> Signa
         if not busy:
             break
         stop, _ = requests.settle(votes)
-        parts.stamps.enter(CHECKPOINT)
+        parts.heartbeat.set_phase(CHECKPOINT)
         time.sleep(POLL)
     if pushes is not None:
         pushes.close() if stop is None else pushes.abandon()

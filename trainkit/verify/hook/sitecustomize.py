@@ -25,10 +25,10 @@ def _step_aside() -> None:
 def _observe() -> None:
     package = os.path.dirname(os.path.dirname(_HERE))
     files = _load("files", package)
-    stamps = _load("stamps", package).attach(files.publish) if "TRAINKIT_STAMPS" in os.environ else None
+    heartbeat = _load("heartbeat", package).attach(files.publish) if "TRAINKIT_HEARTBEAT" in os.environ else None
     expected, shown = (os.environ.pop(name, "") for name in ("TRAINKIT_EXPECTED", "TRAINKIT_SHOWN"))
     if expected and shown:
-        _load("observe").watch(expected, shown, files, _load("steps").StepCounter, stamps)
+        _load("observe").watch(expected, shown, files, _load("steps").StepCounter, heartbeat)
 
 
 def _load(name: str, folder: str = os.path.dirname(_HERE)) -> Any:

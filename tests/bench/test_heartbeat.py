@@ -1,4 +1,4 @@
-"""scripts/bench/stamps: it says what a step costs."""
+"""scripts/bench/heartbeat: it says what a step costs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.cli
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "stamps"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "heartbeat"
 
 
-def test_what_stamps_cost_is_measured() -> None:
+def test_what_a_heartbeat_costs_is_measured() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--steps", "20"], capture_output=True, text=True, timeout=60, check=False
     )
