@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from trainkit.launch_plan.model import (
     PLAN_VERSION,
@@ -24,6 +28,8 @@ from trainkit.launch_plan.model import (
 )
 
 # ruff: noqa: E501
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUN_HANDMADE = Path(__file__).with_name("run_handmade.py")
 ACCELERATE_YAML = """\
 compute_environment: LOCAL_MACHINE
 debug: false
@@ -38,6 +44,22 @@ num_processes: {ranks}
 same_network: false
 use_cpu: true
 """
+
+
+def command(folder: Path, *program: str, **plan: Any) -> list[str]:
+    """The command that runs a program by a plan made by hand, with its runs in a folder."""
+    request = {"program": program, "output_root": str(folder / "runs"), **plan}
+    return [sys.executable, str(RUN_HANDMADE), json.dumps(request)]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of that command."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **extra}
+
+
+def python(code: str) -> tuple[str, ...]:
+    """A program in Python."""
+    return (sys.executable, "-u", "-c", code)
 
 
 def words(*parts: str | Text) -> tuple[Text, ...]:
@@ -107,17 +129,8 @@ def make_plan(
     files: Sequence[PlannedFile] = (),
 ) -> Plan:
     """A plan on one node of CPU ranks."""
-    wrapper = words(
-        sys.executable,
-        "-m",
-        "trainkit.runner.rank",
-        "--attempt",
-        text(Variable.ATTEMPT_DIR),
-        "--grace",
-        str(grace),
-        "--",
-    )
-    command = Command(launcher_words(launcher, ranks, grace, max_restarts), wrapper, words(*program))
+    own = ("-m", "trainkit.runner.rank", "--attempt", text(Variable.ATTEMPT_DIR), "--grace", str(grace), "--")
+    argv = Command(launcher_words(launcher, ranks, grace, max_restarts), words(sys.executable, *own), words(*program))
     values = {"OMP_NUM_THREADS": text("1"), "PYTHONUNBUFFERED": text("1")}
     values |= launcher_environment(launcher, ranks, grace)
     values |= {name: text(value) for name, value in (variables or {}).items()}
@@ -135,7 +148,7 @@ def make_plan(
         device=Choice("cpu", "made by hand"),
         topology=Topology("cpu", (NodeGroup(1, ranks, ("cpu",) * ranks),)),
         batch=BatchArithmetic(ranks, 1, 1, ranks, 1),
-        commands=(command,),
+        commands=(argv,),
         preparations=tuple(preparations),
         environment=EnvironmentDiff(tuple(sorted(values.items())), tuple(unset), tuple(take)),
         files=(*own_files, *files),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -11,9 +9,8 @@ from typing import Any
 
 import pexpect
 import pytest
+from handmade_plans import command, environment
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-RUN_HANDMADE = Path(__file__).with_name("run_handmade.py")
 METRICS = """
 import json, pathlib, sys, time
 folder = next(pathlib.Path(r"{folder}/runs/handmade").iterdir())
@@ -28,15 +25,17 @@ def step(number):
 
 def spawn(folder: Path, code: str, *, size: tuple[int, int] = (24, 80), **environ: str) -> Any:
     (folder / "program.py").write_text(code)
-    request = {"program": [sys.executable, str(folder / "program.py")], "output_root": str(folder / "runs"), "grace": 3}
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm", **environ}
-    words = [str(RUN_HANDMADE), json.dumps(request)]
-    return pexpect.spawn(sys.executable, words, env=environment, dimensions=size, timeout=30, encoding="utf-8")
+    interpreter, *words = command(folder, sys.executable, str(folder / "program.py"), grace=3)
+    env = environment(**{"TERM": "xterm", **environ})
+    return pexpect.spawn(interpreter, words, env=env, dimensions=size, timeout=30, encoding="utf-8")
 
 
 def finish(child: Any) -> int:
+    """Its exit code; what it has printed since the last pattern stays in `before`."""
     child.expect(pexpect.EOF)
+    text = child.before
     child.close()
+    child.before = text
     return int(child.exitstatus)
 
 
@@ -59,7 +58,7 @@ def test_the_debugger_works(tmp_path: Path) -> None:
     child.expect("[(]Pdb[)] ")
     child.sendline("c")
     child.expect("after")
-    assert finish_text(child) == 0
+    assert finish(child) == 0
     assert "step" not in child.before  # a program that reports no steps gets no line about them
 
 
@@ -95,7 +94,7 @@ def test_the_live_line_is_redrawn_within_the_width_and_leaves_program_lines_whol
     )
     code += "step(3)\nprint(' line')\nstep(4)\n"
     child = spawn(tmp_path, code, size=(24, columns))
-    assert finish_text(child) is not None
+    assert finish(child) is not None
     text = child.before
     drawn = re.findall(r"\r\x1b\[2K([^\r\n\x1b]*)", text)
     assert any("step 1/9" in line for line in drawn)
@@ -103,16 +102,8 @@ def test_the_live_line_is_redrawn_within_the_width_and_leaves_program_lines_whol
     assert "half line\r\n" in text  # step 3 came in the middle of the program's own line, where nothing is drawn
 
 
-def finish_text(child: Any) -> int:
-    child.expect(pexpect.EOF)
-    text = child.before
-    child.close()
-    child.before = text
-    return int(child.exitstatus)
-
-
 def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
     child = spawn(tmp_path, METRICS.format(folder=tmp_path) + "step(1)\nstep(2)\n", TERM="dumb")
-    assert finish_text(child) == 0
+    assert finish(child) == 0
     assert "\x1b" not in child.before
     assert "step 2/9  loss 5.0000" in child.before

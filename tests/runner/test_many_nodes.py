@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade_plans import make_plan, of_nodes
+from handmade_plans import RUN_HANDMADE, make_plan, of_nodes
 
 import trainkit
 from trainkit.files import read_json
@@ -27,7 +27,6 @@ from trainkit.runner.nodes.roll_call import Report, digest_of
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
 
-RUN_HANDMADE = Path(__file__).with_name("run_handmade.py")
 NODES, FILES = 600, 512
 SECONDS = 60.0
 NONCE = 64 * "0"

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.runner.supervisor.processes import ProcessId, descendants, module_of, send_signal, signal_holder, spawn
+from trainkit.runner.supervisor.processes import (
+    ProcessId,
+    descendants,
+    memory_kills,
+    module_of,
+    send_signal,
+    signal_holder,
+    spawn,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -131,3 +139,18 @@ def test_a_child_ignores_the_signals_that_it_is_told_to_and_no_other() -> None:
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert ignored == 1 << (signal.SIGUSR1 - 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [("nr_free_pages 12\noom_kill 3\noom_kill_other 9\n", 3), ("nr_free_pages 12\n", 0), ("", 0), (None, 0)],
+)
+def test_kills_for_want_of_memory_are_counted_as_the_kernel_does(
+    tmp_path: Path, content: str | None, count: int
+) -> None:
+    """The campaign `faults` shows that they are reported: a kill here would be seen by other tests of this machine."""
+    if content is not None:
+        (tmp_path / "vmstat").write_text(content)
+    assert memory_kills(str(tmp_path / "vmstat")) == count
+    counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    assert memory_kills() >= int(counters.get("oom_kill", 0))

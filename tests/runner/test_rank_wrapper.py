@@ -13,21 +13,20 @@ from typing import Any
 
 import psutil
 import pytest
+from handmade_plans import REPOSITORY, environment, python
 
 from trainkit.runner.rundir.records import ROOM, last_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BEAT = "import time, sys\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
 def start(attempt: Path, *program: str, rank: int = 0, grace: float = 5.0, **options: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(REPOSITORY)}
-    environment |= options.pop("environment", {})
+    environ = environment(**{"RANK": str(rank), "LOCAL_RANK": str(rank), **options.pop("environment", {})})
     more = options.pop("words", ())
     words = [sys.executable, "-m", "trainkit.runner.rank", "--attempt", str(attempt), "--grace", str(grace), *more]
     words += ["--", *program]
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen(words, env=environment, **options)
+    return subprocess.Popen(words, env=environ, **options)
 
 
 def record(attempt: Path, rank: int = 0) -> dict[str, Any]:
@@ -48,8 +47,14 @@ def wait_for_program(attempt: Path, text: str = "ready") -> dict[str, Any]:
     raise AssertionError(f"the program has not said {text!r}")
 
 
-def python(code: str) -> tuple[str, ...]:
-    return (sys.executable, "-u", "-c", code)
+def expecting(attempt: Path, account: str = "") -> tuple[Path, tuple[str, ...]]:
+    """Where the rank shows what it runs, with an account of an earlier start, and the options that have it compared."""
+    (attempt / "expected.json").write_text("{}")
+    shown = attempt / "shown" / "rank-0.json"
+    shown.parent.mkdir()
+    if account:
+        shown.write_text(account)
+    return shown, ("--expect", str(attempt / "expected.json"))
 
 
 def test_the_exit_code_is_passed_on_and_recorded(tmp_path: Path) -> None:
@@ -196,14 +201,7 @@ def test_the_program_sees_the_environment_and_input_of_the_wrapper(tmp_path: Pat
 
 def test_a_wrong_command_line_says_how_it_should_be() -> None:
     words = [sys.executable, "-m", "trainkit.runner.rank", "program"]
-    done = subprocess.run(
-        words,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode != 0
     assert done.stderr.startswith("usage: ")
 
@@ -230,23 +228,10 @@ def test_wrapper_and_guardian_need_the_standard_library_only(module: str) -> Non
     ],
 )
 def test_a_replica_gets_variables_of_its_own(tmp_path: Path, main: str, rank: int, local_rank: int, level: str) -> None:
-    code = "import os; print(os.environ['LEVEL'], os.environ['OTHER'])"
-    words = ["--attempt", str(tmp_path), "--main", main, "--replica-env", "LEVEL=error", "--replica-env", "OTHER=a=b"]
-    done = subprocess.run(
-        [sys.executable, "-m", "trainkit.runner.rank", *words, "--", *python(code)],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "LEVEL": "info",
-            "OTHER": "none",
-        },
-        capture_output=True,
-        timeout=20,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    program = python("import os; print(os.environ['LEVEL'], os.environ['OTHER'])")
+    words = ("--main", main, "--replica-env", "LEVEL=error", "--replica-env", "OTHER=a=b")
+    environ = {"LOCAL_RANK": str(local_rank), "LEVEL": "info", "OTHER": "none"}
+    assert start(tmp_path, *program, rank=rank, words=words, environment=environ).wait(20) == 0
     assert log(tmp_path, "out", rank).split() == [level, "none" if level == "info" else "a=b"]
 
 
@@ -266,31 +251,34 @@ def test_cores_that_are_not_there_start_nothing(tmp_path: Path) -> None:
     assert "started" not in log(tmp_path, "out")
 
 
-def test_a_part_that_was_not_as_planned_fails_a_script_that_goes_on_after_it(tmp_path: Path) -> None:
-    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
-    expected.write_text("{}")
-    leave = f'mkdir -p {shown.parent} && echo \'{{"differences": ["it is another"]}}\' > {shown}'
-    wrapper = start(tmp_path, "sh", "-c", f"{leave}; exit 0", words=("--expect", str(expected)))
-    assert wrapper.wait(20) == 1
-    assert (record(tmp_path)["exit_code"], record(tmp_path)["not_as_planned"]) == (1, "it is another")
+@pytest.mark.parametrize(
+    ("differences", "code", "ended", "why"),
+    [
+        ('["it is another"]', 0, 1, "it is another"),  # a script that goes on after it
+        ("5", 7, 7, ""),  # forged
+        ("[1]", 7, 7, ""),
+        ('{"a": 1}', 7, 7, ""),
+    ],
+)
+def test_a_part_that_was_not_as_planned_fails_a_script_and_a_forged_account_changes_nothing(
+    tmp_path: Path, differences: str, code: int, ended: int, why: str
+) -> None:
+    shown, words = expecting(tmp_path)
+    leave = f"echo '{{\"differences\": {differences}}}' > {shown}; exit {code}"
+    assert start(tmp_path, "sh", "-c", leave, words=words).wait(20) == ended
+    assert (record(tmp_path)["exit_code"], record(tmp_path)["not_as_planned"]) == (ended, why)
 
 
 def test_what_a_rank_showed_before_it_was_restarted_is_forgotten(tmp_path: Path) -> None:
-    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
-    expected.write_text("{}")
-    shown.parent.mkdir()
-    shown.write_text('{"strategy": "of another start", "differences": []}')
-    assert start(tmp_path, *python("raise SystemExit(5)"), words=("--expect", str(expected))).wait(20) == 5
+    shown, words = expecting(tmp_path, '{"strategy": "of another start", "differences": []}')
+    assert start(tmp_path, *python("raise SystemExit(5)"), words=words).wait(20) == 5
     assert record(tmp_path)["not_as_planned"] == ""
     assert not shown.exists()
 
 
 def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_restarts_it(tmp_path: Path) -> None:
-    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
-    expected.write_text("{}")
-    shown.parent.mkdir()
-    shown.write_text('{"differences": ["it is another"]}')
-    wrapper = start(tmp_path, *python("print('started')"), words=("--expect", str(expected)))
+    _, words = expecting(tmp_path, '{"differences": ["it is another"]}')
+    wrapper = start(tmp_path, *python("print('started')"), words=words)
     assert (wrapper.communicate(timeout=20), wrapper.returncode) == ((b"", b""), 1)
     found = record(tmp_path)
     assert (found["pid"], found["exit_code"], found["not_as_planned"]) == (0, 1, "it is another")
@@ -309,26 +297,15 @@ def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_r
 def test_a_rank_that_has_to_show_what_it_runs_fails_where_nothing_is_seen_and_is_not_started_again(
     tmp_path: Path, account: str, code: int, proven: str, ended: int, why: str
 ) -> None:
-    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
-    expected.write_text("{}")
-    leave = f"mkdir -p {shown.parent}; [ -z '{account}' ] || echo '{account}' > {shown}; exit {code}"
-    words = ("--expect", str(expected), "--prove", proven)
+    shown, words = expecting(tmp_path)
+    words = (*words, "--prove", proven)
+    leave = f"[ -z '{account}' ] || echo '{account}' > {shown}; exit {code}"
     assert start(tmp_path, "sh", "-c", leave, words=words).wait(20) == ended
     assert (record(tmp_path)["exit_code"], record(tmp_path)["not_as_planned"]) == (ended, why)
     assert why in log(tmp_path, "err")
     if why:
         assert start(tmp_path, *python("print('started')"), words=words).wait(20) == 1
         assert (record(tmp_path)["pid"], record(tmp_path)["not_as_planned"]) == (0, why)
-
-
-@pytest.mark.parametrize("said", ["5", "[1]", '{"a": 1}'])
-def test_a_forged_account_of_a_rank_says_nothing_and_changes_no_exit_code(tmp_path: Path, said: str) -> None:
-    expected, shown = tmp_path / "expected.json", tmp_path / "shown" / "rank-0.json"
-    expected.write_text("{}")
-    leave = f"mkdir -p {shown.parent} && echo '{{\"differences\": {said}}}' > {shown}"
-    wrapper = start(tmp_path, "sh", "-c", f"{leave}; exit 7", words=("--expect", str(expected)))
-    assert wrapper.wait(20) == 7
-    assert (record(tmp_path)["exit_code"], record(tmp_path)["not_as_planned"]) == (7, "")
 
 
 LEFT_BEHIND = """

@@ -17,7 +17,14 @@ from trainkit.errors import UsageError
 from trainkit.runner.rundir import listing
 from trainkit.runner.rundir.create import create_run_dir, note_root, noted_roots
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import checksum, hold, is_running, list_runs, saved_checkpoints
+from trainkit.runner.rundir.listing import (
+    checksum,
+    hold,
+    is_running,
+    list_runs,
+    saved_checkpoints,
+    trainer_checkpoints,
+)
 from trainkit.schedulers.jobs import states
 from trainkit.schedulers.jobs.records import Submission, write_submission
 from trainkit.schedulers.jobs.states import prunable, remove_run, state_of
@@ -295,3 +302,52 @@ def test_a_run_directory_that_is_there_is_left_alone_for_another_name(
     monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
     made = [create_run_dir(str(tmp_path), "a").id for _ in range(2)]
     assert made == ["20260101-000000-aaaaaa", "20260101-000000-bbbbbb"]
+
+
+def trainer_run(folder: Path, name: str, ranks: int = 1) -> Path:
+    """A run directory with the part of a plan that is read."""
+    root = folder / "runs" / "job" / name
+    root.mkdir(parents=True)
+    groups = [{"count": 1, "processes": ranks, "devices": ["cpu"] * ranks}]
+    plan = {"topology": {"device": "cpu", "groups": groups}, "training_digest": "d", "strategy": {"kind": "ddp"}}
+    (root / "plan.json").write_text(json.dumps(plan))
+    return root
+
+
+def trainer_checkpoint(root: Path, step: int, *files: str, state: str | None = None) -> Path:
+    folder = root / "output" / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    for name in files:
+        (folder / name).touch()
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}) if state is None else state)
+    return folder
+
+
+def steps_found(folder: Path) -> list[tuple[str, int]]:
+    return [(saved.run, saved.step) for saved in trainer_checkpoints(str(folder / "runs"), "job")]
+
+
+def test_checkpoints_of_a_script_on_trainer_are_found_newest_first(tmp_path: Path) -> None:
+    old, new = trainer_run(tmp_path, "20260101-a"), trainer_run(tmp_path, "20260102-b")
+    for root, step in ((old, 100), (new, 9), (new, 10)):
+        trainer_checkpoint(root, step, "optimizer.pt", "rng_state.pth")
+    assert steps_found(tmp_path) == [("20260102-b", 10), ("20260102-b", 9), ("20260101-a", 100)]
+    (saved, *_) = trainer_checkpoints(str(tmp_path / "runs"), "job")
+    assert (saved.path, saved.training_digest) == (str(new / "output" / "checkpoint-10"), "d")
+    assert (saved.strategy, saved.world_size) == ("ddp", 1)
+
+
+def test_a_checkpoint_that_a_rank_has_not_finished_is_left_alone(tmp_path: Path) -> None:
+    root = trainer_run(tmp_path, "20260101-a", ranks=2)
+    trainer_checkpoint(root, 2, "optimizer.pt", "rng_state_0.pth", "rng_state_1.pth")
+    trainer_checkpoint(root, 4, "optimizer.pt", "rng_state_0.pth")
+    trainer_checkpoint(root, 6, "rng_state_0.pth", "rng_state_1.pth")  # weights alone
+    trainer_checkpoint(root, 8, "optimizer.pt", "rng_state_0.pth", "rng_state_1.pth", state='{"global_')
+    assert steps_found(tmp_path) == [("20260101-a", 2)]
+
+
+def test_folders_that_are_no_runs_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "job" / "notes").mkdir(parents=True)
+    (trainer_run(tmp_path, "20260101-a") / "plan.json").write_text("{}")
+    assert steps_found(tmp_path) == []
+    assert trainer_checkpoints(str(tmp_path / "nowhere"), "job") == []

@@ -1,9 +1,10 @@
-"""Whole runs with the python launcher, as `trainkit run` executes them."""
+"""Whole runs with the python launcher, as `trainkit run` executes them; also on a disk that fills up."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,18 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-RUN_HANDMADE = Path(__file__).with_name("run_handmade.py")
-
-
-def command(folder: Path, *program: str, **plan: Any) -> list[str]:
-    request = {"program": program, "output_root": str(folder / "runs"), **plan}
-    return [sys.executable, str(RUN_HANDMADE), json.dumps(request)]
-
-
-def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **extra}
+from handmade_plans import command, environment, python
 
 
 def run(folder: Path, *program: str, environ: dict[str, str] | None = None, **plan: Any) -> Any:
@@ -36,10 +26,6 @@ def run(folder: Path, *program: str, environ: dict[str, str] | None = None, **pl
         timeout=60,
         check=False,
     )
-
-
-def python(code: str) -> tuple[str, ...]:
-    return (sys.executable, "-u", "-c", code)
 
 
 def run_dir(folder: Path) -> Path:
@@ -168,7 +154,7 @@ def test_the_program_runs_only_after_a_preparation_that_went_well(
     tmp_path: Path, exit_code: int, runs_the_program: bool
 ) -> None:
     code = f"import sys; print('building', file=sys.stderr); sys.exit({exit_code})"
-    preparations = [{"title": "build ops", "argv": [sys.executable, "-c", code], "lock": "ops"}]
+    preparations = [{"title": "build ops", "argv": python(code), "lock": "ops"}]
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = run(tmp_path, *python("print('ran')"), preparations=preparations, environ=environ)
     assert done.returncode == exit_code
@@ -186,7 +172,7 @@ os.mkdir(r"{tmp_path}/busy")
 time.sleep(0.7)
 os.rmdir(r"{tmp_path}/busy")
 """
-    preparations = [{"title": "build ops", "argv": [sys.executable, "-c", code], "lock": "ops"}]
+    preparations = [{"title": "build ops", "argv": python(code), "lock": "ops"}]
     words = command(tmp_path, "true", preparations=preparations)
     environ = environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
     started = [subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) for _ in range(3)]
@@ -197,7 +183,7 @@ os.rmdir(r"{tmp_path}/busy")
 
 def test_a_stop_while_preparing_ends_the_preparation(tmp_path: Path) -> None:
     code = f"import time; open(r'{tmp_path}/begun', 'w').close(); time.sleep(60)"
-    preparations = [{"title": "build ops", "argv": [sys.executable, "-c", code], "lock": "ops"}]
+    preparations = [{"title": "build ops", "argv": python(code), "lock": "ops"}]
     words = command(tmp_path, "true", preparations=preparations, grace=2.0)
     environ = environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
     process = subprocess.Popen(words, env=environ, stderr=subprocess.DEVNULL)
@@ -266,3 +252,56 @@ def test_socket_folders_of_workers_that_are_told_to_end_are_removed(tmp_path: Pa
     folder = tmp_path / "pymp-abc123"
     assert run(tmp_path, *python(WITH_A_WORKER), str(folder)).returncode == 137
     assert not folder.exists()
+
+
+# A disk that fills up under a run: a small file system in memory, in a mount namespace of its own.
+FILL = """
+import os, sys
+for block in (1 << 16, 1):
+    with open({path!r}, "ab", buffering=0) as file:
+        try:
+            while file.write(b"x" * block) == block: pass
+        except OSError:
+            pass
+print("y" * 100_000, flush=True)
+print("the reason is here", file=sys.stderr, flush=True)
+sys.exit({code})
+"""
+MOUNT = """
+mount -t tmpfs -o size=2m tmpfs "$1" && cd "$1" || exit 77
+shift
+"$@"
+code=$?
+cat runs/*/*/status.json
+exit $code
+"""
+NO_NAMESPACE = 77
+
+
+def in_a_small_file_system(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder that holds 2 MiB, and show the status of its run at the end."""
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is not installed")
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT, "sh", str(folder), *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == NO_NAMESPACE or done.stderr.startswith("unshare: "):
+        pytest.skip(f"this machine grants no mount namespaces: {done.stderr}")
+    return done
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_disk_that_fills_up_changes_no_exit_code_and_what_is_lost_is_said(tmp_path: Path, code: int) -> None:
+    program = python(FILL.format(path=str(tmp_path / "fill"), code=code))
+    done = in_a_small_file_system(tmp_path, *command(tmp_path, *program))
+    assert done.returncode == code, done.stderr
+    status = json.loads(done.stdout[done.stdout.index("{") :])
+    assert (status["state"], status["exit_code"]) == ("ended", code)
+    assert "rank 0: 100020 bytes of output could not be written to the log: No space left on device" in done.stderr
+    assert ("  | the reason is here" in done.stderr) == bool(code)  # of one that failed, from its record
+    assert "summary.json could not be written: No space left on device" in done.stderr
