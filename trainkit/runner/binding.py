@@ -1,4 +1,4 @@
-"""A plan with everything filled in that only the run knows: argv, preparations, the ranks' whole environment."""
+"""A plan with its variables filled in: argv, preparations, the ranks' whole environment."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class BoundPlan:
 def run_values(
     layout: RunLayout, port: int, rank: int, master: str, local: str, resume: str = "", attempt: int = 1
 ) -> dict[Variable, str]:
-    """A value for every variable that a plan may hold. rank: of the node; master, local: addresses of node 0 and this.
+    """A value for every variable of a plan. rank: of the node; master, local: addresses of node 0 and of this one.
 
-    The layout's root must be absolute. resume: path of a checkpoint; empty where there is none.
+    The layout's root must be absolute. resume: path of a checkpoint, or empty.
     """
     return {
         Variable.RUN_ID: layout.id,
@@ -46,26 +46,21 @@ def run_values(
 
 
 def bind(plan: Plan, values: Mapping[Variable, str], environ: Mapping[str, str], group: int = 0) -> BoundPlan:
-    """Fill in the plan's variables. Raises MachineError when a variable that `env_from` names is not in environ."""
-
+    """Fill in the plan's variables. Raises MachineError if a variable that `env_from` names is not in environ."""
+    child, container = child_environment(plan.environment, values, environ), plan.container
+    if container is not None and container.prefix:  # the engine reads the variables under names of its own
+        child |= {f"{container.prefix}{name}": child[name] for name in container.handed_in}
     return BoundPlan(
         bind_words(plan.commands[group].argv, values),
         tuple((item.title, bind_words(item.argv, values), item.lock) for item in plan.preparations),
-        handed_in(plan, child_environment(plan.environment, values, environ)),
-        bind_words(plan.container.end, values) if plan.container else (),
-        plan.container.caches.bind(values) if plan.container else "",
+        child,
+        bind_words(container.end, values) if container else (),
+        container.caches.bind(values) if container else "",
     )
 
 
-def handed_in(plan: Plan, child: dict[str, str]) -> dict[str, str]:
-    """The environment with what the container's engine takes from it under names of its own."""
-    if plan.container is None or not plan.container.prefix:
-        return child
-    return child | {f"{plan.container.prefix}{name}": child[name] for name in plan.container.handed_in}
-
-
 def container_values(environ: Mapping[str, str]) -> dict[Variable, str]:
-    """A value for every variable that only containers' words hold. Raises MachineError without a home."""
+    """A value for every variable of containers' arguments. Raises MachineError without a home."""
     caches = cache_folder(environ, "containers")
     if caches is None:
         raise MachineError("there is no home for the container's caches", hint="set HOME, or container.caches")
@@ -81,9 +76,9 @@ def container_values(environ: Mapping[str, str]) -> dict[Variable, str]:
 def child_environment(
     diff: EnvironmentDiff, values: Mapping[Variable, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The ranks' whole environment: the caller's without what the plan unsets, what it takes, and what it sets."""
+    """The ranks' whole environment: the caller's without what the plan unsets, with what it takes and sets."""
     require_taken(diff, environ)
-    # What is taken may be among what is unset; what is set counts over all. A pattern's * is its last character.
+    # A variable that is taken may match a pattern of `unset`; a pattern's * is its last character.
     exact, prefixes = set(diff.unset), tuple(item[:-1] for item in diff.unset if item.endswith("*"))
     child = {name: value for name, value in environ.items() if name not in exact and not name.startswith(prefixes)}
     child |= {name: environ[name] for name in diff.take}
@@ -91,7 +86,7 @@ def child_environment(
 
 
 def require_taken(diff: EnvironmentDiff, environ: Mapping[str, str]) -> None:
-    """Raises MachineError when a variable that `env_from` names is not in environ."""
+    """Raises MachineError if a variable that `env_from` names is not in environ."""
     if missing := [name for name in diff.take if name not in environ]:
         raise MachineError(
             Diagnostic(

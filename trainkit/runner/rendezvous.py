@@ -1,4 +1,4 @@
-"""Which node this is, and where the ranks meet: node rank, address of node 0, free port."""
+"""Where the ranks meet: the node's rank, the address of node 0, a free port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIES = 200
 
 
 def place_of(plan: Plan, given: int | Place | None, environ: Mapping[str, str]) -> Place:
-    """Which node of the plan this is, as given or as the scheduler says. Raises MachineError when nothing does."""
+    """The node of the plan that this is, as given or by the scheduler's variables. Raises MachineError if unknown."""
     nodes, found = plan.topology.nodes, place_in(environ)
     if nodes == 1:
         return Place(0)
@@ -41,7 +41,7 @@ def place_of(plan: Plan, given: int | Place | None, environ: Mapping[str, str]) 
 
 
 def group_of(plan: Plan, rank: int) -> int:
-    """Index of the node group that a node belongs to: groups are numbered through in order."""
+    """Index of a node's group: nodes are numbered through all groups in order."""
     groups = [index for index, group in enumerate(plan.topology.groups) for _ in range(group.count)]
     return groups[rank]
 
@@ -52,8 +52,8 @@ def free_port() -> int:
         ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         ephemeral = 0
-    # Below the range from which the kernel numbers outgoing connections: none is given the port before the launcher
-    # takes it. The range starts at 32768 on Linux by default, at 49152 on macOS.
+    # Below the range of outgoing connections, none of which can get the port before the launcher takes it. The range
+    # starts at 32768 on Linux by default, at 49152 on macOS.
     highest = (ephemeral if ephemeral > LOWEST_PORT + 1000 else 32768) - 1
     choice = random.SystemRandom()
     for _ in range(TRIES):
@@ -67,11 +67,11 @@ def free_port() -> int:
 
 
 def taken(port: int) -> str:
-    """Why a port cannot be listened on; empty where it can."""
+    """Why a port cannot be listened on; empty if it can."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only tried
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
-                # As torch's store does, so that what a finished run has left in TIME_WAIT does no harm (socket(7)).
+                # As torch's store does, so that connections of a finished run in TIME_WAIT do no harm (socket(7)).
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, port))
         except OSError as error:
@@ -81,7 +81,7 @@ def taken(port: int) -> str:
 
 
 def local_address(master: str, nodes: int) -> str:
-    """The address of this machine from which node 0 is reached. Raises MachineError when its name is unknown."""
+    """The address of this machine from which node 0 is reached. Raises MachineError if its name is unknown."""
     if nodes == 1:
         return LOOPBACK
     try:

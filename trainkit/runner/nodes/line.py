@@ -1,7 +1,7 @@
 """A connection between two nodes of a run: one JSON object a line, in both directions. Standard library only.
 
-Nothing here waits for the other side but `next_message` and `flush_all`, and these for a bounded time: a node that
-stands still must not hold up a thousand others.
+Only `next_message` and `flush_all` wait for the other side, for a bounded time: a node that hangs must not block a
+thousand others.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from typing import Any
 
 from trainkit.files import parse_json
 
-MOST = 1 << 26  # bytes of a message: a plan is a few kilobytes, and nobody else is to fill our memory
-MOST_UNSENT = 1 << 20  # bytes that are kept for a node that does not take them
+MOST = 1 << 26  # bytes of a message: a plan is a few kilobytes, and a stranger must not fill our memory
+MOST_UNSENT = 1 << 20  # bytes that are kept for a node that does not read them
 CHUNK = 1 << 16
 AT_ONCE = 16  # chunks of one line before another gets its turn
-SEND_SECONDS = 5.0  # for the last words
+SEND_SECONDS = 5.0  # for the last message
 
 
 class Line:
-    """One end. Messages are objects; what else comes ends the connection, as if the other side had.
-
-    most: bytes of a message that comes.
-    """
+    """One end. Messages are objects; anything else ends the connection. most: bytes of a received message."""
 
     def __init__(self, end: socket.socket, most: int = MOST) -> None:
         end.setblocking(False)
@@ -42,9 +39,9 @@ class Line:
         self.fileno = end.fileno
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send what the other side takes now, and keep the rest for `flush`. Whether it is gone a reader sees.
+        """Send as much as the other side reads now, and keep the rest for `flush`.
 
-        Who has not taken MOST_UNSENT bytes of what was said before is given up.
+        A side that has more than MOST_UNSENT bytes to read is given up. A side that is gone is noticed by reading.
         """
         if len(self._unsent) > MOST_UNSENT:
             self._give_up()
@@ -53,7 +50,7 @@ class Line:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is kept, as far as it is taken now."""
+        """Send as much of the rest as the other side reads now."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -64,11 +61,11 @@ class Line:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Bytes that are kept."""
         return len(self._unsent)
 
     def waiting_messages(self) -> list[dict[str, Any]] | None:
-        """What has come already, without waiting; None when the other end is gone and all of it was read."""
+        """The messages that have come, without waiting; None if the other end is gone and all were read."""
         found, self._waiting = self._waiting, []
         try:
             for _ in range(AT_ONCE):
@@ -85,7 +82,7 @@ class Line:
         return found
 
     def next_message(self, seconds: float) -> dict[str, Any] | None:
-        """The next message; None when none comes in time, or the other end is gone."""
+        """The next message; None if none comes in time, or the other end is gone."""
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
@@ -102,17 +99,17 @@ class Line:
         return self._waiting.pop(0)
 
     def detach(self) -> int:
-        """The connection's descriptor, for another process to go on with; what has been read and not taken is lost."""
+        """The connection's descriptor, for another process; messages that were read and not taken are lost."""
         return self._socket.detach()
 
     def close(self) -> None:
-        """End it, also where another process has it, too."""
+        """End the connection, also for other processes that have it."""
         with contextlib.suppress(OSError):  # the other side has
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _complete(self, data: bytes) -> list[dict[str, Any]] | None:
-        """Messages that end in this data; None for what is none."""
+        """The messages that end in this data; None if one is invalid."""
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = b"".join((*self._parts, lines[0]))
@@ -128,14 +125,13 @@ class Line:
         return messages if all(isinstance(each, dict) for each in messages) else None
 
     def _give_up(self) -> None:
-        """From now on the other end counts as gone."""
         self._unsent.clear()
         with contextlib.suppress(OSError):  # it is already
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def flush_all(lines: Iterable[Line], seconds: float) -> None:
-    """Send to all at once what is kept for them, and wait no longer than this for those who do not take it."""
+    """Send to all at once what is kept for them, within a time limit for all."""
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for line in lines:

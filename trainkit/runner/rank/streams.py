@@ -10,24 +10,24 @@ import stat
 import sys
 
 CHUNK = 1 << 18
-KEPT = 2500  # bytes of the end of what a log did not take
+KEPT = 2500  # bytes of the end of the output that could not be logged
 # What Linux grants without privileges (/proc/sys/fs/pipe-max-size, pipe(7)).
 PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait for its wrapper's turn on the processor
 
 
 class Copier:
-    """One of a program's two streams: where it is read, where it goes."""
+    """Copies one of a program's two streams."""
 
     def __init__(self, source: int, log: int, console: int | None) -> None:
         self.source = source
-        self.lost = 0  # bytes that the log did not take …
+        self.lost = 0  # bytes that could not be logged …
         self.lost_end = b""  # … the last of them …
         self.refusal = ""  # … and why
         self._log = log
         self._console = console
 
     def copy(self) -> bool:
-        """Move what is there. False at the end of the stream."""
+        """Copy the output so far. False at the end of the stream."""
         try:
             data = os.read(self.source, CHUNK)
         except BlockingIOError:
@@ -41,10 +41,10 @@ class Copier:
         return bool(data)
 
     def write(self, data: bytes) -> None:
-        """Send bytes to log and console as if the program had printed them."""
+        """Write to log and console, as if the program had."""
         try:
             write_all(self._log, data)
-        except OSError as error:  # a full disk must not end a training run; the loss is stated at the end
+        except OSError as error:  # a full disk must not end a training run; the loss is reported at the end
             self.lost += len(data)
             self.lost_end = (self.lost_end + data)[-KEPT:]
             self.refusal = error.strerror or ""
@@ -66,7 +66,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def open_channel(console: int | None) -> tuple[int, int]:
-    """(read end, end for the program): a pseudo-terminal where the console is a terminal, else a pipe."""
+    """(read end, end for the program): a pseudo-terminal if the console is a terminal, else a pipe."""
     if console is not None and os.isatty(console):
         import termios
 
@@ -94,7 +94,7 @@ def copy_window_size(source: int, target: int) -> None:
 
 
 def holds_input(fd: int) -> bool:
-    """Whether there is something to be read: a file that is not empty, or bytes in a pipe."""
+    """Whether there is input: a file that is not empty, or bytes in a pipe."""
     import fcntl
     import termios
 

@@ -1,4 +1,4 @@
-"""The user's terminal: the program's output as it comes, trainkit's own lines and a live line around it."""
+"""The user's terminal: the program's output unchanged, trainkit's own lines, and a live line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Terminal:
     """Standard output and error, each a terminal, a pipe or a file. The live line is drawn only at column 0."""
 
     def __init__(self, environ: Mapping[str, str], out: int = 1, err: int = 2) -> None:
-        self.prefix = ""  # of what `say` says: which node of several this is
+        self.prefix = ""  # of trainkit's own lines: the node
         self._fds: dict[Stream, int] = {"out": out, "err": err}
         self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
         self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
@@ -34,14 +34,14 @@ class Terminal:
             self._put(stream, data)
 
     def say(self, text: str) -> None:
-        """Text of trainkit's own, never in the middle of the program's line; standard output is the program's alone."""
+        """A line of trainkit's own, never inside a line of the program; standard output is only the program's."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
         self._put("err", f"{newline}{self.prefix}{harmless(text)}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.
 
-        False where there is none: say plain lines instead.
+        False if this terminal has none: print plain lines instead.
         """
         if not self._can_redraw:
             return False
@@ -56,7 +56,7 @@ class Terminal:
         return True
 
     def abandon(self, seconds: float) -> None:
-        """After so many seconds drop what a stalled reader does not take. Called from a signal handler."""
+        """After so many seconds drop output that a stalled reader does not take. Called from a signal handler."""
         self._patient_until = time.monotonic() + seconds
 
     def _put(self, stream: Stream, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Who ended a run, and with which exit code: one pure function over what was recorded; status.json, which says it."""
+"""Who ended a run, and with which exit code: one pure function over the records; and status.json, which shows it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trainkit.runner.rundir.records import NOT_SHOWN, Pids, RankRecord, status_p
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import STOP, signal_name
 
-# As a shell shows it; it also stands for ends that have no code of their own.
+# As of a shell; also for ends without a code of their own.
 KILLED = 128 + signal.SIGKILL
-HANGED = 124  # a run that was ended because no rank moved any more; timeout(1) says it so
+HANGED = 124  # as of timeout(1)
 TRAINKIT_KILLED = "trainkit was killed"
 UNRECORDED = "its record could not be written"
 
 
 class Stop(NamedTuple):
-    """The guardian was made to end the run. signal: what trainkit received, None for any other reason."""
+    """The order to end the run. signal: that trainkit received, None for any other reason."""
 
     at: float  # on this host's monotonic clock
     why: str
     signal: int | None = None
-    failure: str = "trainkit"  # as in Verdict, where there is no signal; submitter: it is gone, hence the signal
+    failure: str = "trainkit"  # as in Verdict, if there is no signal; submitter: the signal came because it is gone
     blamed: str = ""  # as in Verdict
 
 
@@ -44,33 +44,33 @@ class Observed(NamedTuple):
     expected_ranks: int = 1
     nodes: int = 1
     preparation: tuple[str, int] | None = None  # title and exit code (minus the signal) of one that failed
-    memory_kills: int = 0  # processes of this machine that the kernel has ended meanwhile, because memory ran out
-    records_lost: str = ""  # why the ranks' records could not be written; empty where they could
-    container: str = ""  # kind of the engine that the launcher runs in
+    memory_kills: int = 0  # processes of this machine that the kernel has killed meanwhile, because memory ran out
+    records_lost: str = ""  # why the ranks' records could not be written; empty if they could
+    container: str = ""  # kind of the container engine
 
 
 class Verdict(NamedTuple):
-    """failure: whose failure it was; None for a run that succeeded."""
+    """failure: None for a run that succeeded; else program, plan, rank, launcher, preparation, signal, submitter,
+    guardian, trainkit, node or hang.
+    """
 
     exit_code: int
-    failure: str | None = (
-        None  # program | plan | rank | launcher | preparation | signal | submitter | guardian | trainkit | node | hang
-    )
+    failure: str | None = None
     why: str = ""
     rank: int | None = None
     signal: int | None = None
-    blamed: str = ""  # the host that is to blame, where it is the machine's failure
+    blamed: str = ""  # the host, if the machine has failed
     node: int = 0  # whose failure it was
 
 
-# With these codes an engine says that it could not start the container, or the command in it (docker run's
+# An engine exits with these codes if it could not start the container, or the command in it (docker run's
 # documentation; podman has the same).
 NOT_STARTED = (125, 126, 127, 255)
 UNFIT = 4  # trainkit's own code for what this machine lacks
 
 
 def judge(seen: Observed) -> Verdict:
-    """Who ended the run. A container that did not start is what this machine lacks."""
+    """Who ended the run. A container that does not start counts as missing on this machine."""
     verdict = _judge(seen)
     if not seen.container or seen.records or verdict.failure not in ("launcher", "preparation"):
         return verdict
@@ -100,9 +100,10 @@ def _judge(seen: Observed) -> Verdict:
 
 
 def _told(record: RankRecord) -> int:
-    """The signal that told the rank to end, as it died of it or says so by a shell's code for that; 0 for none.
+    """The signal that ended the rank from outside, by its death or by a shell's exit code for it; 0 for none.
 
-    128 + n of these signals says that trainkit itself received them. Of a fault (SIGSEGV, SIGABRT) it is the rank's.
+    128 + n of these signals is trainkit's exit code when it has received them itself. A fault (SIGSEGV, SIGABRT) is the
+    rank's own.
     """
     return next((int(each) for each in STOP if each == record.signal or 128 + each == record.exit_code), 0)
 
@@ -114,7 +115,7 @@ def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) 
 
 
 def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
-    """Where a rank was stopped before any failed: a launcher stops ranks only afterwards, so it came from outside."""
+    """If a rank was stopped before any failed, it was from outside: a launcher stops ranks only afterwards."""
     stopped = [(each.clock, each.rank) for each in seen.records if each.failed and each.told_to_stop]
     earliest = min(stopped, default=first)
     if seen.nodes > 1 or earliest >= first:
@@ -123,7 +124,7 @@ def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
 
 
 def _rank_failed(rank: int, seen: Observed) -> Verdict:
-    # The exit code of what starts a rank says that it was not killed: Python's own, and 0 of most launchers.
+    # An exit code of Python, or 0 of most launchers, shows that the rank was not killed.
     lost = seen.records_lost or (UNRECORDED if seen.launcher == "python" or _all_succeeded(seen) else "")
     if rank in seen.vanished and lost and seen.launcher_exit is not None and seen.launcher_exit >= 0:
         return _unrecorded(rank, seen.launcher, seen.launcher_exit, lost)
@@ -148,7 +149,7 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
 
 
 def _unrecorded(rank: int, launcher: str, code: int, lost: str) -> Verdict:
-    """The launcher's code, which is the program's own where Python starts it."""
+    """The launcher's code, which is the program's own if Python starts it."""
     if not code:
         return Verdict(0)
     if launcher == "python":
@@ -157,7 +158,7 @@ def _unrecorded(rank: int, launcher: str, code: int, lost: str) -> Verdict:
 
 
 def _launcher_failed(seen: Observed) -> Verdict:
-    """What the launcher's end says where no rank failed by itself, success included."""
+    """The verdict from the launcher's end if no rank failed by itself; also success."""
     launcher, code = seen.launcher, seen.launcher_exit or 0
     if code < 0:
         why = f"{launcher} was ended from outside by {signal_name(-code)}"
@@ -171,7 +172,7 @@ def _launcher_failed(seen: Observed) -> Verdict:
     stopped = [record for record in seen.records if record.told_to_stop]
     if stopped and (code or any(record.failed for record in stopped)):
         rank = min(stopped, key=lambda record: record.clock or float("inf")).rank
-        # On several nodes a failure elsewhere may look the same from here, as the launcher's end: it counts first then.
+        # On several nodes a failure elsewhere may look the same from here; as the launcher's it counts after that one.
         whose = "rank" if seen.nodes == 1 else "launcher"
         return Verdict(KILLED, whose, f"{launcher} or rank {rank} was stopped from outside", rank)
     if code:
@@ -185,12 +186,12 @@ def _launcher_failed(seen: Observed) -> Verdict:
 
 
 def _all_succeeded(seen: Observed) -> bool:
-    """Whether the launcher says so. deepspeed's gives 0, too, where its inner part is killed."""
+    """By the launcher's exit code. deepspeed's is 0, too, if its inner part is killed."""
     return seen.launcher_exit == 0 and seen.launcher != "deepspeed"
 
 
 def _by_kernel(seen: Observed) -> str:
-    """What is known of a KILL that nobody has admitted."""
+    """The likely sender of a KILL from outside."""
     if not seen.memory_kills:
         return ""
     return ", most likely by the kernel: it has ended processes meanwhile because memory ran out"
@@ -211,17 +212,17 @@ def write_status(
     hang: str = "",
     why: str = "",
 ) -> None:
-    """Write status.json: the state of a run, or who ended it and why. The guardian does, so that it outlives trainkit.
+    """Write status.json: the state of a run, or who ended it and why.
 
-    state: starting, running or ended, then with a verdict. hang: who holds the run up, while it stands still.
-    why: the run is ending, should nobody be left to say how.
-    failure distinguishes a program's exit code 2, 3 or 4 (`program`) from trainkit's own (`trainkit`).
+    state: starting, running or ended, then with a verdict. hang: the rank that blocks the run, while it does not move.
+    why: the run is ending, in case no process is left to write the verdict. The failure distinguishes exit codes 2, 3
+    and 4 of a program (`program`) from trainkit's own (`trainkit`).
     """
     outcome = {**dict.fromkeys(Verdict._fields), "why": why or None} if verdict is None else verdict._asdict()
     ended = None if verdict is None else time.time()
     place = {"host": os.uname().nodename, "pids": pids._asdict(), "survivors": list(survivors)}
     status = {"state": state, **spec.status, "ended": ended, **outcome, **place, "hang": hang or None}
-    with contextlib.suppress(OSError):  # the run continues, or ends, also where its folder is gone
+    with contextlib.suppress(OSError):  # the run continues, or ends, also without its folder
         path, content = status_path(spec.run_dir, spec.attempt_dir, spec.node), json.dumps(status, indent=2) + "\n"
         # Only the end is worth the wait for the disk.
         publish_or_overwrite(path, content, flush=verdict is not None, below=spec.run_dir)

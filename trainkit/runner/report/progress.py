@@ -1,4 +1,4 @@
-"""What the user sees of a running run: the main rank's logs, and how far it is, from files that are followed."""
+"""The output of a running run for the user: the main rank's logs, and its progress, from files that are followed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NEWEST = 0.1  # weight of the latest pace in the smoothed one
 
 
 class Tail:
-    """What is appended to one file, from its beginning, or a place in it; the file need not exist yet.
+    """Follows one file from its beginning, or an offset; the file need not exist yet.
 
-    kept: whether it stays open between reads, as the files of thousands of ranks cannot.
+    kept: whether it stays open between reads; the files of thousands of ranks cannot.
     """
 
     def __init__(self, path: Path, begin: int = 0, *, kept: bool = True) -> None:
@@ -38,10 +38,10 @@ class Tail:
         self._begin = begin
         self._file: Any = None
         self._rest = b""
-        self.refusal = ""  # why it could not be read; what is shown goes on without it
+        self.refusal = ""  # why it could not be read
 
     def read(self) -> bytes:
-        """The next bytes, at most 256 KiB; empty when there is nothing new, or it cannot be read now."""
+        """The next bytes, at most 256 KiB; empty if there is nothing new, or it cannot be read now."""
         try:
             if not self._kept and os.lstat(self._path).st_size == self._begin:
                 return b""
@@ -51,7 +51,7 @@ class Tail:
             data: bytes = self._file.read(CHUNK)
         except FileNotFoundError:
             return b""
-        except OSError as error:  # a failing disk ends no run that it can go on without
+        except OSError as error:  # a failing disk must not end the run
             self.refusal = f"{self._path} cannot be read: {error.strerror}"
             return b""
         if not self._kept:
@@ -60,7 +60,7 @@ class Tail:
         return data
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Objects of a JSON-lines file that are complete by now. A torn last line waits, a broken one is skipped."""
+        """The complete objects of a JSON-lines file. A torn last line is kept for later, a broken line is skipped."""
         while data := self.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -70,7 +70,6 @@ class Tail:
                         yield record
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -78,17 +77,17 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the metrics show so far. Times are seconds; seen is a monotonic clock's."""
+    """The progress by the metrics so far. Times are seconds; seen: by a monotonic clock."""
 
     total: int | None = None
     step: int = 0
     latest: Mapping[str, Any] | None = None
     seconds_per_step: float | None = None  # smoothed: the first records count alike, later ones a tenth each
-    paces: int = 0  # records that it was computed from
+    paces: int = 0  # records from which it was computed
     seen: float = 0.0
 
     def take(self, record: Mapping[str, Any], now: float) -> Progress:
-        """The progress after one more record of metrics.jsonl."""
+        """After one more record of metrics.jsonl."""
         if record.get("event") == "start":
             total = record.get("steps")
             return replace(self, total=total if isinstance(total, int) else None)
@@ -105,16 +104,16 @@ class Progress:
         return replace(known, seconds_per_step=pace, paces=paces)
 
     def remaining(self, now: float) -> float | None:
-        """Seconds to the last step at the latest pace; None while that is unknown."""
+        """Seconds to the last step at the latest pace; None if unknown."""
         if self.total is None or self.seconds_per_step is None:
             return None
         return max(0.0, (self.total - self.step) * self.seconds_per_step - (now - self.seen))
 
 
 class Relay:
-    """Shows the main rank's output (its pseudo-terminal's, where it has one) and how far the run is.
+    """Shows the main rank's output, from its pseudo-terminal if it has one, and the run's progress.
 
-    metrics: None for a node that shows nothing of them.
+    metrics: None for a node that does not show them.
     """
 
     def __init__(self, metrics: Path | None, logs: AttemptLayout, console: Terminal) -> None:
@@ -124,7 +123,7 @@ class Relay:
         self._logs = logs
         self._tails: dict[Stream, Tail] = {}
         self._preparing: Tail | None = None
-        # An earlier attempt has left what it measured.
+        # The metrics of an earlier attempt are skipped.
         self._metrics = Tail(metrics, metrics.stat().st_size if metrics.exists() else 0) if metrics else None
         self._begin = self._said = time.monotonic()
         self._unsaid = ""
@@ -135,11 +134,11 @@ class Relay:
         self._tails = {stream: Tail(self._logs.log(rank, stream)) for stream in streams}
 
     def follow_preparation(self) -> None:
-        """Show what is written by what runs before the ranks, a word at a time."""
+        """Show the output of the commands before the ranks."""
         self._preparing = self._preparing or Tail(self._logs.preparation_output)
 
     def pass_on(self, fd: int) -> int | None:
-        """Show what the pseudo-terminal brings; the number of bytes, None when its other side is closed."""
+        """Show output of the pseudo-terminal; the number of bytes, None when its other side is closed."""
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -151,8 +150,11 @@ class Relay:
         return len(data) or None
 
     def turn(self, most: int | None = AT_ONCE) -> None:
-        """Show what is new. most: chunks of output, None for all."""
-        self._show_preparation()
+        """Show new output. most: chunks of it, None for all."""
+        lines = self._preparing.read().decode("utf-8", "replace").splitlines() if self._preparing else []
+        if lines and not self._console.live(lambda width: lines[-1][: width - 1]):
+            self._unsaid = lines[-1]
+            self._say_plain(due=False)
         for stream, tail in self._tails.items():
             for data in islice(iter(tail.read, b""), most):
                 self._console.program(stream, data)
@@ -166,19 +168,12 @@ class Relay:
         if self.progress.latest is not None:
             self._draw()
 
-    def _show_preparation(self) -> None:
-        lines = self._preparing.read().decode("utf-8", "replace").splitlines() if self._preparing else []
-        if lines and not self._console.live(lambda width: lines[-1][: width - 1]):
-            self._unsaid = lines[-1]
-            self._say_plain(due=False)
-
     def finish(self) -> None:
-        """Show the rest."""
         self.turn(None)
         if self.progress.latest is None or not self._draw():
             self._say_plain(due=True)
         elif self._unsaid:
-            self._console.say(self._unsaid)  # the live line is erased by what follows; its last state stays
+            self._console.say(self._unsaid)  # the live line will be erased
         for tail in filter(None, (*self._tails.values(), self._metrics)):
             if tail.refusal:
                 self._console.say(tail.refusal)
@@ -197,7 +192,7 @@ class Relay:
 
 
 def live_line(progress: Progress, now: float, width: int) -> str:
-    """The line for a terminal of so many columns. When it is narrow the bar goes first, then parts from the right."""
+    """The line for a terminal of this width. If it is narrow, the bar is left out first, then parts from the right."""
     parts = _parts(progress.latest or {})
     remaining = progress.remaining(now)
     if remaining is not None:
@@ -211,7 +206,7 @@ def live_line(progress: Progress, now: float, width: int) -> str:
 
 
 def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
-    """The line for a log, from one record; empty for records that say nothing of progress."""
+    """The line for a log, from one record; empty for a record without progress."""
     step = record.get("step")
     if not isinstance(step, int):
         return ""
@@ -232,14 +227,14 @@ def _parts(record: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: object) -> str:
-    """Four decimals; metrics hold null for what is infinite or no number."""
+    """Four decimals; metrics have null for infinity and NaN."""
     return f"{value:.4f}" if isinstance(value, int | float) else "not finite"
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:
-    """The end of a text file, at most 64 KiB of it and so many lines; empty when it is not there.
+    """The end of a text file, at most 64 KiB and so many lines; empty if it is missing.
 
-    Of a line that was painted over, as a progress bar is, what was painted last.
+    Of a line that was overwritten, as by a progress bar, only the last text.
     """
     text = read_end(path, TAIL_BYTES).decode("utf-8", "replace").rstrip()
     painted = [re.split(r"\r+", line.rstrip("\r")) for line in text.split("\n")] if text else []

@@ -1,4 +1,4 @@
-"""What trainkit asks of the guardian, and the socket between them: one JSON object a line. No secrets."""
+"""The socket between trainkit and the guardian, and its first message: one JSON object a line. No secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Spec(NamedTuple):
     """The first message: the whole attempt."""
 
     run_dir: str
-    status: Mapping[str, object]  # what status.json says in every state
+    status: Mapping[str, object]  # entries of status.json in every state
     attempt_dir: str
     trainkit_pid: int
     argv: Sequence[str]
@@ -28,10 +28,10 @@ class Spec(NamedTuple):
     ignore: Sequence[int]  # signals that stay ignored (nohup)
     node: int = 0
     neighbours: Sequence[tuple[int, str, int]] = ()  # as nodes/control.py has them
-    open_files: int = 0  # the soft limit that the ranks are to have; 0: the one that is
-    hang: Sequence[float | bool | None] = (0.0,)  # the watch's limits, as watch/timing.py has them; 0 is none
-    container: str = ""  # kind of the engine around the launcher; ranks inside need not descend from it
-    end: Sequence[str] = ()  # ends the run's containers
+    open_files: int = 0  # soft limit for the ranks; 0 keeps the current one
+    hang: Sequence[float | bool | None] = (0.0,)  # `Limits` of watch/timing.py; 0 is no watch
+    container: str = ""  # kind of the container engine; ranks in a container need not descend from the launcher
+    end: Sequence[str] = ()  # command that ends the run's containers
 
 
 class Channel:
@@ -44,18 +44,18 @@ class Channel:
         self.close = end.close
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send, or do nothing where the other end is gone: whoever reads this end sees that too."""
+        """Send, or do nothing if the other end is gone, which the reader of this end notices."""
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def say(self, text: str) -> None:
-        """Of the guardian: a line for the console."""
+        """A line of the guardian for the console."""
         self.send({"event": "said", "text": text})
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Messages that are complete by now, after waiting for some bytes; None when the other end is gone."""
+        """Wait for bytes; the complete messages, None if the other end is gone."""
         data = b""
-        with contextlib.suppress(ConnectionResetError):  # it ended before it had read all that we sent
+        with contextlib.suppress(ConnectionResetError):  # it ended before it had read everything
             data = self._socket.recv(65536)
         # JSON writes line breaks inside texts as \n, so that one in the stream always ends a message.
         *lines, self._rest = (self._rest + data).split(b"\n")
