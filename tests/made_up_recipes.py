@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 
 PRESETS = {

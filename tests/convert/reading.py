@@ -12,7 +12,7 @@ import pytest
 from tests.made_up_recipes import MemoryFiles
 from trainkit.convert.importing import check_import, import_words
 from trainkit.errors import Diagnostic, RecipeError, UsageError
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.tools.base.draft import ImportContext

@@ -23,7 +23,7 @@ from trainkit.errors import RecipeError
 from trainkit.launch_plan.context import Context
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import decide
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import lies_in
 from trainkit.recipe.schema.launching import program_argv

@@ -13,7 +13,7 @@ from trainkit.errors import RecipeError
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 
 Machine = Callable[..., Facts]

@@ -15,7 +15,7 @@ from trainkit.cli.disk import Disk
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request
 
 DOWN, UP, ENTER = "\x1b[B", "\x1b[A", "\r"

@@ -15,7 +15,7 @@ from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts, TorchBuild
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 
 Layered = Callable[..., Resolved]

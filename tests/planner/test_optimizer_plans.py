@@ -17,7 +17,7 @@ from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
 from trainkit.optimizers import MOMENTS, OPTIMIZERS, OTHER_NAMES
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.training import OptimizerName
 

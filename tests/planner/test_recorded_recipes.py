@@ -15,7 +15,7 @@ from trainkit.cli.disk import Disk
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml_writer import resolved_yaml

@@ -14,7 +14,7 @@ import yaml
 
 from trainkit.cli.disk import Disk, shipped_root
 from trainkit.errors import TrainkitError
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import members, open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.schema.json_schema import json_schema, reference_text

@@ -183,7 +183,7 @@ def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
     code = (
         "import sys\n"
         "from tests.made_up_recipes import MemoryFiles\n"
-        "from trainkit.recipe.flags import resolve\n"
+        "from trainkit.recipe.resolve import resolve\n"
         "from trainkit.recipe.resolved import Request\n"
         "def go(text): resolve(Request('r.yaml', '/w'), MemoryFiles({'/w/r.yaml': text}))\n"
         "go('train: {steps: 1}\\nprogram: {args: {a: \"${x}\"}}\\n')\n"

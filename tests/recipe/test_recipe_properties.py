@@ -14,7 +14,8 @@ from tests.made_up_recipes import MemoryFiles
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.cli.disk import Disk
 from trainkit.errors import RecipeError
-from trainkit.recipe.flags import flags, resolve
+from trainkit.recipe.flags import flags
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml_reader import compose

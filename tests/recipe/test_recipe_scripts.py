@@ -8,7 +8,7 @@ import pytest
 
 from tests.made_up_recipes import MemoryFiles
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 
 Solve = Callable[..., Resolved]

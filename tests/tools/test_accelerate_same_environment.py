@@ -15,7 +15,7 @@ from tests.convert.reading import checked
 from trainkit.cli.disk import Disk
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request
 from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout

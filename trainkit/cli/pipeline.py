@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainkit.runner.rundir.layout import RunLayout
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
-resolve: Callable[..., Resolved] = call("trainkit.recipe.flags:resolve")
+resolve: Callable[..., Resolved] = call("trainkit.recipe.resolve:resolve")
 build_plan: Callable[..., Planned] = call("trainkit.planner.build:build_plan")
 described_kind: Callable[..., str] = call("trainkit.cli.own_programs:described_kind")
 

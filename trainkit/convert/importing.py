@@ -20,10 +20,10 @@ from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.launch_plan.rules import unreached
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.planner.build import build_plan
-from trainkit.recipe.flags import resolve
 from trainkit.recipe.interpolation import names_in
 from trainkit.recipe.layer import ARGUMENTS
 from trainkit.recipe.paths import Overlay, absolute, seen_from
+from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, nest, path_keys, schema

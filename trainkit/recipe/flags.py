@@ -13,11 +13,7 @@ from typing import Any
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.assignment import Assignment, layer_of, read_value
 from trainkit.recipe.layer import ARGUMENTS, Layer
-from trainkit.recipe.merge import merge
 from trainkit.recipe.paths import Files
-from trainkit.recipe.resolve import resolve_with
-from trainkit.recipe.resolved import Request, Resolved
-from trainkit.recipe.rules import KindOf, no_kind
 from trainkit.recipe.schema.fields import Setting, schema
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
@@ -246,19 +242,3 @@ def _origin(typed: str, strength: int, key: str = "") -> Origin:
         shown = f"{typed.partition('=')[0]}={MASK}"
     shown = shown[:200]
     return Origin("flag", strength, shown, length=max(len(shown), 1), text=shown)
-
-
-def resolve(request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:
-    """The recipe that a request means; kind_of looks into programs. Raises RecipeError with all that is wrong."""
-    return resolve_with(_layers_of_arguments, request, files, kind_of)
-
-
-def _layers_of_arguments(
-    request: Request, strength: int, files: Files, below: Sequence[Layer]
-) -> tuple[list[Layer], list[Diagnostic]]:
-    """The overrides as typed, and behind them the arguments for the program."""
-    layers, found = override_layers(request.overrides, strength, request.cwd, files, merge(below).get)
-    if request.arguments:
-        above = merge([*below, *layers]).get
-        layers.append(argument_layer(request.arguments, strength, request.cwd, above))
-    return layers, found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.recipe.assignment import environment_layer
 from trainkit.recipe.described import described
 from trainkit.recipe.extends import Sources
+from trainkit.recipe.flags import argument_layer, override_layers
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer, place_of
 from trainkit.recipe.merge import Merge, merge
@@ -20,17 +21,14 @@ from trainkit.recipe.secrets import mask_values
 from trainkit.recipe.validate import default_kind, likely_kind, unknown_keys, validate, validate_layer, without_unknown
 from trainkit.rule import check
 
-# The request, the strength of its command line, the files, the layers below -> its layers, and what is wrong with it.
-Arguments = Callable[[Request, int, Files, Sequence[Layer]], tuple[list[Layer], list[Diagnostic]]]
 
-
-def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:
-    """The recipe that a request means, its command line read by `arguments` (see `flags.resolve`).
+def resolve(request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:
+    """The recipe that a request means.
 
     kind_of: what kind a script or module is, for the error where nothing says so.
     Raises RecipeError with every error that can be known at once.
     """
-    layers, found, sources = _layers(arguments, request, files)
+    layers, found, sources = _layers(request, files)
     # A mistake in a variant that is not chosen is reported too, before the day on which it is.
     judged = [*layers, *sources.other_variants(request.variant)]
     state = merge(layers)
@@ -66,7 +64,7 @@ def resolve_with(arguments: Arguments, request: Request, files: Files, kind_of: 
     return Resolved(recipe, state.tree, history, attachments, *more, described(recipe, files, on_disk))
 
 
-def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:
+def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:
     """All layers, weakest first: what the recipe extends, the recipe, presets, a variant, the environment, flags.
 
     Also what is wrong with them, and the files that they are from.
@@ -86,8 +84,12 @@ def _layers(arguments: Arguments, request: Request, files: Files) -> tuple[list[
     environment, diagnostics = environment_layer(request.environ, strength, request.cwd)
     found += diagnostics
     layers = [*sources.layers, environment]
-    typed, diagnostics = arguments(request, strength + 1, files, layers)
-    return [*layers, *typed], [*found, *diagnostics], sources
+    typed, diagnostics = override_layers(request.overrides, strength + 1, request.cwd, files, merge(layers).get)
+    found += diagnostics
+    layers += typed
+    if request.arguments:
+        layers.append(argument_layer(request.arguments, strength + 1, request.cwd, merge(layers).get))
+    return layers, found, sources
 
 
 def _broken(found: Iterable[Diagnostic]) -> Iterator[str]:

@@ -66,7 +66,7 @@ def check(view: View) -> PlannerResult:
 
 def resolve_text(view: View, text: str, name: str) -> Resolved:
     """Resolve a recipe that is not written yet, as a file of this name in the working folder."""
-    from trainkit.recipe.flags import resolve
+    from trainkit.recipe.resolve import resolve
     from trainkit.recipe.resolved import Request
 
     files = Overlay(view.files, {absolute(name, view.cwd): text})

@@ -163,7 +163,7 @@ def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str,
 
     Raises RecipeError.
     """
-    from trainkit.recipe.flags import resolve
+    from trainkit.recipe.resolve import resolve
     from trainkit.recipe.resolved import Request
 
     resolved = resolve(Request(recipe, cwd, environ=environ), files)
