@@ -11,9 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.loop import Progress, Requests, train
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics

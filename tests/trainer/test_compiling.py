@@ -17,7 +17,7 @@ from trainkit.trainer.__main__ import keep_compiled
 from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.perf.compiling import listed_backends
+from trainkit.trainer.perf.efficiency import listed_backends
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble, prepared_model
 

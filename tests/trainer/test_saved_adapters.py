@@ -17,9 +17,8 @@ from trainkit.trainer.data import SOURCES
 from trainkit.trainer.loop import Requests, batches, split_micro, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.adapters import write_adapters
-from trainkit.trainer.rank_agreement import terms
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, prepared_model
+from trainkit.trainer.setup import Parts, assemble, prepared_model, terms
 
 MakeSettings = Callable[..., Settings]
 GPT2: dict[str, Any] = {

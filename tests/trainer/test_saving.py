@@ -23,10 +23,9 @@ from strategy_runs import Case, write_settings
 
 from trainkit.errors import TrainingError
 from trainkit.trainer import distributed
-from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.loop import Progress, Requests, train
 from trainkit.trainer.metrics.predictions import write_result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import generator_states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,11 +17,14 @@ from trainkit.errors import ExitCode, TrainingError, TrainkitError, in_words, re
 from trainkit.files import cache_folder, publish
 from trainkit.heartbeat import EVALUATION, Heartbeat, attach
 from trainkit.recipe.schema import Logging
-from trainkit.trainer.loop import SAVING, STOPPING, Requests
+from trainkit.text import counted
 from trainkit.trainer.settings import Settings, World, read_settings
 
+# Nothing that needs torch is imported up here: a wrong settings file is answered without waiting for it.
 if TYPE_CHECKING:
     import torch
+
+    from trainkit.trainer.loop import Requests
 
 log = logging.getLogger("trainkit.trainer")
 
@@ -32,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     try:
         heartbeat = attach(publish)  # first of all: what hangs in the start-up is seen, too
-        requests = Requests()
-        requests.listen(SAVING)  # at once: it would end the process, and start-up takes seconds
+        seen: set[int] = set()
+        # The request to save would end the process until somebody listens, and start-up takes seconds.
+        signal.signal(signal.SIGUSR1, lambda number, frame: seen.add(number))
         options = parser.parse_args(argv)
         settings = read_settings(options.settings, options.resume)
         world = World.from_environment(os.environ)
         configure_logging(settings.recipe.logging, world)
-        return run(settings, world, requests, heartbeat)
+        return run(settings, world, seen, heartbeat)
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -72,23 +77,29 @@ def keep_compiled(run_dir: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", usable or str(run_dir / "compiled"))
 
 
-def run(settings: Settings, world: World, requests: Requests, heartbeat: Heartbeat) -> int:
-    """Hold the process group open around the training of this rank; the exit code as of `train_and_report`."""
-    # Imported here, so that a wrong settings file is answered without waiting for torch.
+def run(settings: Settings, world: World, seen: set[int], heartbeat: Heartbeat) -> int:
+    """Hold the process group open around the training of this rank; the exit code as of `train_and_report`.
+
+    seen: the signals that have come so far.
+    """
+    keep_compiled(settings.run_dir)  # before torch is imported
     from trainkit.trainer.distributed import device_of, process_group
+    from trainkit.trainer.loop import Requests
     from trainkit.trainer.parallel import STRATEGIES
     from trainkit.trainer.parallel.swapping import swap_space
-    from trainkit.trainer.rank_agreement import check_world
 
-    keep_compiled(settings.run_dir)
-    check_world(settings, world)  # before anything waits for other ranks
+    if settings.batch.ranks != world.size:  # the batch would be another one, unseen
+        raise TrainingError(
+            f"the plan is for {counted(settings.batch.ranks, 'rank')}, and the launcher started {world.size}",
+            hint="plan again, with nodes.count and nodes.processes_per_node as they are to be",
+        )
     device = device_of(settings.device, world)
     needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
     # Outermost: the engine that swaps is gone when its folder is removed.
     seconds = settings.recipe.hang.collective_seconds
     with swap_space(settings), process_group(world, device, needed=needed, seconds=seconds):
         heartbeat.listen()
-        return train_and_report(settings, world, device, requests, heartbeat)
+        return train_and_report(settings, world, device, Requests(seen), heartbeat)
 
 
 def train_and_report(
@@ -97,9 +108,8 @@ def train_and_report(
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.recipe.schema.model import is_packed_stream
     from trainkit.trainer.checkpoint.resuming import resume
-    from trainkit.trainer.checkpoint.uploading import finish_pushes
     from trainkit.trainer.data.loader import slow_data_warning
-    from trainkit.trainer.loop import train
+    from trainkit.trainer.loop import WATCHED, finish_uploads, train
     from trainkit.trainer.metrics.predictions import predict, result, write_result
     from trainkit.trainer.metrics.writers import Metrics
     from trainkit.trainer.setup import assemble, describe, start_record
@@ -111,7 +121,7 @@ def train_and_report(
     if world.rank == 0 and first == 0:  # a checkpoint has all weights
         for level, remark in parts.model.remarks:
             log.log(level, "%s", remark)
-    requests.listen(*STOPPING)  # only now: a signal during start-up should end the process at once
+    requests.listen(*WATCHED)  # only now: a signal during start-up should end the process at once
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))
         progress = train(parts, first, metrics, requests)
@@ -126,16 +136,8 @@ def train_and_report(
     if settings.recipe.predict.split != "none" and not progress.stopped_by:
         with parts.checkpoints.outlasting_failure():
             predict(parts)
-    stopped_by = finish_pushes(parts, progress, requests)
+    stopped_by = finish_uploads(parts, progress, requests)
     return 128 + stopped_by if stopped_by else 0
-
-
-def remove_folder_of_torch() -> None:
-    """torch 2.6 makes a temporary folder as it is imported, and leaves it to the tear-down, which never comes."""
-    made = getattr(sys.modules.get("torch.distributed.nn.jit.instantiator"), "_TEMP_DIR", None)
-    if made is not None:
-        with suppress(OSError):
-            made.cleanup()
 
 
 def start(argv: Sequence[str] | None = None) -> NoReturn:
@@ -147,7 +149,11 @@ def start(argv: Sequence[str] | None = None) -> NoReturn:
         code = int(ExitCode.FAILED)
     sys.stdout.flush()
     sys.stderr.flush()
-    remove_folder_of_torch()
+    # torch 2.6 makes a temporary folder as it is imported, and leaves it to the tear-down, which never comes.
+    made = getattr(sys.modules.get("torch.distributed.nn.jit.instantiator"), "_TEMP_DIR", None)
+    if made is not None:
+        with suppress(OSError):
+            made.cleanup()
     # Everything is closed by now, and tear-down after DeepSpeed on gloo aborts about one run in ten ("terminate called
     # without an active exception"), which would turn a finished run into a failed one.
     os._exit(code)

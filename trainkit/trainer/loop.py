@@ -1,40 +1,55 @@
-"""Requests that arrive as signals, and how ranks agree on them at optimizer steps."""
+"""The training loop, top to bottom: the steps, what is due after each of them, and the end of the run."""
 
 from __future__ import annotations
 
 import gc
+import logging
+import math
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from signal import Signals
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainkit.heartbeat import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
-from trainkit.recipe.schema import Recipe
-from trainkit.trainer.callbacks import Progress, evaluate, note_idle, report_step, save_checkpoint, tell_idle
+from trainkit.errors import TrainingError
+from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER
+from trainkit.text import counted, listed
+from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.data.loader import timed, training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro
-from trainkit.trainer.distributed import sum_over_ranks
-from trainkit.trainer.metrics.mfu import tokens_in
+from trainkit.trainer.distributed import sum_over_ranks, wait_for
+from trainkit.trainer.metrics.memory_breakdown import memory_now
+from trainkit.trainer.metrics.mfu import Work, tokens_in
+from trainkit.trainer.metrics.pace import STRETCHES, Totals, Waiting, steady
 from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.optim import casts_kept
+from trainkit.trainer.models.base import Model
+from trainkit.trainer.optim import SkippedSteps, casts_kept
+from trainkit.trainer.perf.efficiency import CompileClock
 from trainkit.trainer.randomness import derived_seed
+from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 
+log = logging.getLogger("trainkit.trainer")
 # In the order in which they are obeyed when several arrived.
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SAVING = signal.SIGUSR1
 WATCHED = (*STOPPING, SAVING)
+YOUNG_EVERY, ALL_EVERY = 10, 1000  # steps between two collections of garbage
+POLL = 0.2  # seconds between two looks at an upload
 
 
 class Requests:
     """Signals seen by this process. Handlers only take note; a repeated signal is the same request."""
 
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
+    def __init__(self, seen: set[int] | None = None) -> None:
+        """seen: the set in which another handler has noted signals so far."""
+        self._seen = set() if seen is None else seen
 
     def listen(self, *numbers: signal.Signals) -> None:
         """Take over these signals. Until then they end the process at once, as they always do."""
@@ -45,7 +60,7 @@ class Requests:
         """1 for each watched signal that this rank has seen. Travels with the token counts, in one collective."""
         return [int(number in self._seen) for number in WATCHED]
 
-    def settle(self, votes: Sequence[int] | None = None) -> tuple[signal.Signals | None, bool]:
+    def settle(self, votes: Sequence[int] | None = None) -> tuple[Signals | None, bool]:
         """What to do after a step: the signal to stop for, and whether to save.
 
         votes: those of all ranks, summed; None for what this one has seen by now.
@@ -57,29 +72,83 @@ class Requests:
         return next((number for number in STOPPING if number in asked), None), SAVING in asked
 
 
-YOUNG_EVERY, ALL_EVERY = 10, 1000  # steps
+class Progress:
+    """Steps done, and the time that they took, of this attempt."""
 
+    def __init__(self, first: int, steps: int, device: torch.device) -> None:
+        self.first = self.step = first
+        self.steps = steps
+        self.step_tokens = 0  # of the latest step
+        self.bookmark = ""  # of its batch
+        self.idle = 0  # samples so far of which nothing was predicted
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+        self.lowest = False  # whether the latest step was evaluated, and better than all before
+        self.stopped_early = False
+        self.stopped_by: Signals | None = None
+        self.skipped = SkippedSteps()
+        self.compiling = CompileClock()
+        self.waiting = Waiting.on(device)
+        self.aside_seconds = 0.0  # in evaluation and saving
+        self._device = device
+        self._tokens = self._computed = 0
+        self._line = self._totals()
+        self._marks = [self._line]
+        self._end: Totals | None = None
 
-@contextmanager
-def collected_between_steps() -> Iterator[Callable[[int], None]]:
-    """Inside, garbage is collected by calls alone: what is given is to be called with the number of each step done."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.freeze()  # what is there stays: nobody need look through it again
-    gc.disable()
-    try:
-        yield _collect
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()
+    def _totals(self) -> Totals:
+        waited, compiled = self.waiting.seconds, self.compiling.seconds
+        counts = (self.step, self._tokens, self._computed)
+        return Totals(time.monotonic(), *counts, waited, compiled, self.aside_seconds)
 
+    def advance(self, targets: int, computed: int, bookmark: str = "") -> None:
+        """One more optimizer step is on its way. computed: tokens through the model. bookmark: of its batch."""
+        self.waiting.step_launched()
+        self.step += 1
+        self.step_tokens, self.bookmark = targets, bookmark
+        self.lowest = False
+        self._tokens += targets
+        self._computed += computed
+        if self.step - self.first in STRETCHES:
+            wait_for(self._device)
+            self._marks.append(self._totals())
 
-def _collect(step: int) -> None:
-    if step % ALL_EVERY == 0:
-        gc.collect()
-    elif step % YOUNG_EVERY == 0:
-        gc.collect(1)
+    def finish(self) -> None:
+        """The last step is on its way."""
+        wait_for(self._device)
+        self._end = self._totals()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, time is not that of steps."""
+        wait_for(self._device)  # what is still to be done of the steps before belongs to them
+        before = self._totals()
+        yield
+        wait_for(self._device)
+        between = self._totals().since(before)
+        self.aside_seconds += between.clock - between.compiled
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many steps, and at the end, is due now; 0 means never."""
+        return every > 0 and (self.step % every == 0 or self.step == self.steps)
+
+    def elapsed(self) -> float:
+        """Seconds since the first step began."""
+        return time.monotonic() - self._marks[0].clock
+
+    def speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, float]:
+        """Seconds and rates since the last call, without compiling, evaluation and saving."""
+        before, self._line = self._line, self._totals()
+        since = self._line.since(before)
+        known = {name: rate for name, rate in since.rates(global_batch, work, ranks).items() if rate is not None}
+        share = round(since.waited / since.training, 4)
+        return {"seconds": round(since.training, 6), **known, "data_wait_share": share}
+
+    def steady_speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, Any]:
+        """The same rates of the run, without its first steps where it has enough others; and from which step on."""
+        end = self._end or self._totals()
+        begin = steady(self._marks, end)
+        return {**end.since(begin).rates(global_batch, work, ranks), "rates_from_step": begin.steps + 1}
 
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
@@ -90,7 +159,10 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     with parts.checkpoints.outlasting_failure():
         take_steps(parts, progress, metrics, requests)
         progress.finish()
-        tell_idle(parts, progress)
+        if progress.idle and parts.world.rank == 0:  # without packing a stream leaves them in
+            samples = (progress.step - progress.first) * parts.settings.batch.global_
+            what = "warning: of %d of %d samples nothing was predicted: set data.sequence_length higher"
+            log.warning(what, progress.idle, samples)
         parts.heartbeat.set_phase(CHECKPOINT)  # one may still be written in the background
         parts.profiler.finish()
         if parts.steps == 0:  # a run that only evaluates
@@ -100,7 +172,9 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
 
 
 def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Requests) -> None:
-    """The optimizer steps of a run, with what is due after each."""
+    """The optimizer steps of a run, with what is due after each: a line, an evaluation, a checkpoint."""
+    recipe = parts.settings.recipe
+    push = recipe.checkpoint.push_to_hub.repo is not None
     parts.profiler.begin()
     parts.heartbeat.begin_step(progress.first)
     with collected_between_steps() as collect:
@@ -108,52 +182,60 @@ def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Req
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.heartbeat.set_phase(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
-            counted, idle, *votes = sum_over_ranks([batch.counted, batch.idle, *requests.votes()], parts.world)
-            made = optimizer_step(parts, progress.step, batch, counted)
-            progress.advance(counted, tokens_in(batch) * parts.world.size, batch.bookmark)
-            note_idle(parts, progress, idle)
+            targets, idle, *votes = sum_over_ranks([batch.counted, batch.idle, *requests.votes()], parts.world)
+            loss, norm = optimizer_step(parts, progress.step, batch, targets)
+            progress.advance(targets, tokens_in(batch) * parts.world.size, batch.bookmark)
+            if idle and not progress.idle and parts.world.rank == 0:
+                why = "its prompt fills data.sequence_length, or it is one token"
+                what = "warning: of %s of step %d nothing is predicted: %s"
+                log.warning(what, counted(idle, "sample"), progress.step, why)
+            progress.idle += idle
             parts.heartbeat.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)
+
+            if progress.step == progress.first + 1 or progress.is_due(recipe.logging.every_steps):
+                report_step(parts, progress, loss, norm, metrics)
+            if progress.is_due(recipe.eval.every_steps):
+                evaluate(parts, progress, metrics)
+                # No collective is needed: all ranks have the same evaluation loss.
+                progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
             # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
-            known = votes if parts.world.size > 1 else None
-            if follow_up(parts, progress, made, metrics, partial(requests.settle, known)):
+            progress.stopped_by, asked = requests.settle(votes if parts.world.size > 1 else None)
+            stopped, early = progress.stopped_by is not None, progress.stopped_early
+            # A run saves where it ends before its last step: a job that is queued again goes on from there.
+            requeued = stopped and recipe.cluster.kind != "none"
+            saves = requeued or ((stopped or early) and recipe.checkpoint.every_steps > 0)
+            # What goes to the Hub at the end is a checkpoint.
+            saves = saves or (push and (early or progress.step == progress.steps))
+            best = progress.lowest and recipe.checkpoint.keep_best
+            if asked or best or saves or progress.is_due(recipe.checkpoint.every_steps):
+                save_checkpoint(parts, progress, loss, norm)
+            if stopped or early:
                 break
             parts.heartbeat.begin_step(progress.step)
 
 
-def follow_up(
-    parts: Parts,
-    progress: Progress,
-    made: tuple[Tensor, Tensor | float],
-    metrics: Metrics,
-    settle: Callable[[], tuple[Signals | None, bool]],
-) -> bool:
-    """What is due after a step: a line, an evaluation, a checkpoint. made: its loss and norm. Whether the run ends."""
-    recipe, (loss, norm) = parts.settings.recipe, made
-    if progress.step == progress.first + 1 or progress.is_due(recipe.logging.every_steps):
-        report_step(parts, progress, loss, norm, metrics)
-    if progress.is_due(recipe.eval.every_steps):
-        evaluate(parts, progress, metrics)
-        # No collective is needed: all ranks have the same evaluation loss.
-        progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
-    progress.stopped_by, save = settle()
-    stopped = progress.stopped_by is not None
-    ends = saves_at_end(recipe, stopped=stopped, early=progress.stopped_early)
-    # What goes to the Hub at the end is a checkpoint.
-    ends = ends or (recipe.checkpoint.push_to_hub.repo is not None and progress.step == progress.steps)
-    best = progress.lowest and recipe.checkpoint.keep_best
-    if save or best or ends or progress.is_due(recipe.checkpoint.every_steps):
-        save_checkpoint(parts, progress, loss, norm)
-    return stopped or progress.stopped_early
+@contextmanager
+def collected_between_steps() -> Iterator[Callable[[int], None]]:
+    """Inside, garbage is collected by calls alone: what is given is to be called with the number of each step done."""
 
+    def collect(step: int) -> None:
+        if step % ALL_EVERY == 0:
+            gc.collect()
+        elif step % YOUNG_EVERY == 0:
+            gc.collect(1)
 
-def saves_at_end(recipe: Recipe, *, stopped: bool, early: bool) -> bool:
-    """Whether a run saves where it ends before its last step; a job that is queued again goes on from there."""
-    checkpoint = recipe.checkpoint
-    if early and checkpoint.push_to_hub.repo is not None:
-        return True
-    return (stopped and recipe.cluster.kind != "none") or ((stopped or early) and checkpoint.every_steps > 0)
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # what is there stays: nobody need look through it again
+    gc.disable()
+    try:
+        yield collect
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
 
 
 def batches(parts: Parts, first: int) -> Iterator[Batch]:
@@ -170,12 +252,12 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
     )
 
 
-def optimizer_step(parts: Parts, step: int, batch: Batch, counted: int) -> tuple[Tensor, Tensor | float]:
-    """All micro steps and the update; this rank's summed loss and the norm. counted: targets of the global batch."""
+def optimizer_step(parts: Parts, step: int, batch: Batch, targets: int) -> tuple[Tensor, Tensor | float]:
+    """All micro steps and the update; this rank's summed loss and the norm. targets: of the global batch."""
     strategy = parts.strategy
     # Gradients are shares of the global batch's mean. DDP, FSDP and ZeRO average over the ranks what they reduce, which
     # is undone here, so that the update is the mean over the tokens of the global batch.
-    share = parts.world.size / max(1, counted)
+    share = parts.world.size / max(1, targets)
     total = torch.zeros((), device=parts.device)
     micro_batches, bounds = split_micro(batch, parts), bounds_of_micro(batch, parts.settings.batch.micro)
     with casts_kept():
@@ -213,3 +295,113 @@ def seed_dropout(parts: Parts, step: int, index: int) -> None:
         # The position in the global batch, not the rank: the same samples get the same masks on any number of ranks.
         position = (parts.world.rank * batch.accumulation + index) * batch.micro
         torch.manual_seed(derived_seed(parts.settings.recipe.train.seed, "dropout", step, position))
+
+
+def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
+    """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
+    progress.loss = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
+    record = {
+        "step": progress.step,
+        "loss": progress.loss,
+        "learning_rate": parts.learning_rate(progress.step - 1),
+        "grad_norm": float(norm),
+        **progress.speed(parts.settings.batch.global_, parts.work, parts.world.size),
+        "elapsed": round(progress.elapsed(), 6),
+        "memory_bytes": memory_now(parts.device),
+        **expert_use(parts.model, parts.world),
+    }
+    if parts.settings.recipe.efficiency.compile.enabled:
+        record["compile_seconds"] = round(progress.compiling.seconds, 3)
+    if parts.settings.dtype == "fp16":
+        record["skipped_steps"] = parts.strategy.skipped_steps()
+    metrics.write(record)
+    progress.skipped.note(progress.step, record.get("skipped_steps", 0))
+    log.debug("step %d loss %.4f", progress.step, progress.loss)
+    refuse_lost_run(parts, progress.step, progress.loss, norm)
+
+
+def expert_use(model: Model, world: World) -> dict[str, Any]:
+    """Use of the experts since the line before, for the metrics; empty for a dense model. Called on every rank."""
+    load, model.expert_load = model.expert_load, None
+    if load is None:
+        return {}
+    blocks, experts = load.shape
+    counts = sum_over_ranks(load.flatten().tolist(), world)
+    rows = [counts[block * experts : (block + 1) * experts] for block in range(blocks)]
+    shares = [[round(count / max(1, sum(row)), 6) for count in row] for row in rows]
+    # The shares of each block with experts; the largest share over the mean share in the least even block, 1 is even.
+    return {"expert_imbalance": round(max(map(max, shares)) * experts, 6), "expert_shares": shares}
+
+
+def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) -> None:
+    """TrainingError when loss or gradients are not finite, and so the weights: no later step repairs that."""
+    if parts.settings.dtype == "fp16":  # loss scaling skips such a step, and the next may be sound again
+        return
+    for what, value in (("loss", loss), ("norm of the gradients", float(norm))):
+        if not math.isfinite(value):
+            raise TrainingError(f"the {what} is {value} at step {step}", hint="lower optimizer.lr, or see the data")
+
+
+def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
+    """Loss on the validation samples, as a metrics line of its own."""
+    with progress.aside():
+        began = time.monotonic()
+        tell = partial(parts.heartbeat.set_phase, EVALUATION)
+        progress.eval_loss = parts.evaluation.loss(parts.strategy, parts.eval_autocast, tell)
+        seconds = round(time.monotonic() - began, 6)
+    progress.lowest = parts.best.note(progress.step, progress.eval_loss)
+    metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
+
+
+def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
+    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay."""
+    if parts.checkpoints.root is None:
+        log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
+        return
+    mean = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
+    if not math.isfinite(mean) and parts.settings.dtype == "fp16":
+        # The step may be one of those that loss scaling skips: the run goes on, without a checkpoint of it.
+        if parts.world.rank == 0:
+            what = "no checkpoint is saved after step %d: its loss is %s, and so may its weights be"
+            log.warning(what, progress.step, mean)
+        return
+    refuse_lost_run(parts, progress.step, mean, norm)
+    parts.heartbeat.set_phase(CHECKPOINT)
+    spared = parts.best.step if parts.settings.recipe.checkpoint.keep_best else None
+    with progress.aside():
+        parts.checkpoints.save(
+            progress.step, parts.strategy, best=asdict(parts.best), spared=spared, bookmark=progress.bookmark
+        )
+
+
+def finish_uploads(parts: Parts, progress: Progress, requests: Requests) -> Signals | None:
+    """Wait on all ranks until rank 0 has uploaded what the recipe asks for; the signal that ended the run or this.
+
+    TrainingError for what could not be uploaded.
+    """
+    pushes, stop, root = parts.checkpoints.pushes, progress.stopped_by, parts.checkpoints.root
+    if parts.settings.recipe.checkpoint.push_to_hub.repo is None:
+        return stop
+    if pushes is not None and stop is None:
+        last, resumed = newest(root) if root is not None else None, parts.settings.resume
+        if last is None and resumed is not None and 0 < parts.steps <= progress.first:
+            last = resumed  # of another run, whose upload may have failed: nothing is left to train
+        if last is not None:
+            pushes.finish(last)
+        elif progress.step > progress.first:
+            raise TrainingError(f"nothing can be uploaded to {pushes.repo}: the run has saved no checkpoint")
+        else:
+            log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
+        if waiting := pushes.unfinished():
+            log.info("the end waits for the upload of %s to %s", listed(waiting), pushes.repo)
+    while stop is None:
+        # In short steps: a collective that waits has an end, and signals are seen by all ranks.
+        busy, *votes = sum_over_ranks([int(pushes is not None and pushes.is_busy()), *requests.votes()], parts.world)
+        if not busy:
+            break
+        stop, _ = requests.settle(votes)
+        parts.heartbeat.set_phase(CHECKPOINT)
+        time.sleep(POLL)
+    if pushes is not None:
+        pushes.close() if stop is None else pushes.abandon()
+    return stop

@@ -1,9 +1,9 @@
-"""Activation checkpointing: block activations are recomputed in backward. Less memory, about a quarter more time."""
+"""What a run is made of, built on each rank from its settings, and the same on all of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainkit.errors import TrainingError
 from trainkit.heartbeat import DATA, FORWARD, Heartbeat
-from trainkit.recipe.schema import Fsdp, GradientCheckpointing, Recipe
+from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.text import counted
+from trainkit.text import counted, listed
 from trainkit.trainer.auto_batch import Copy, Found, settle_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
@@ -28,66 +26,21 @@ from trainkit.trainer.data.pairs import Lengths, is_writing, tokens_of_sample, w
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.vocabulary import fitting_source
+from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
-from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown, watched_block
+from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
 from trainkit.trainer.metrics.mfu import Work, work_of
 from trainkit.trainer.models import MODELS
-from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, load_adapters
+from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.quantized import compute_in
 from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.optim import DTYPES, autocast, check_precision, learning_rate, set_tf32
 from trainkit.trainer.parallel import STRATEGIES, Strategy
-from trainkit.trainer.perf.compiling import compile_model
+from trainkit.trainer.perf.efficiency import checkpoint_blocks, compile_model
 from trainkit.trainer.perf.profiling import Profiler
 from trainkit.trainer.randomness import be_deterministic, seed_generators
-from trainkit.trainer.rank_agreement import agree, checkpoint_folder
 from trainkit.trainer.settings import Settings, World
-
-# What selective checkpointing keeps: the operators whose time grows with a width or with the length squared.
-_ATEN = torch.ops.aten
-KEPT = frozenset(
-    {
-        _ATEN.mm.default,
-        _ATEN.addmm.default,
-        _ATEN.bmm.default,
-        _ATEN.baddbmm.default,
-        _ATEN._scaled_dot_product_flash_attention.default,
-        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-        _ATEN._scaled_dot_product_efficient_attention.default,
-        _ATEN._scaled_dot_product_cudnn_attention.default,
-    }
-)
-
-
-# FSDP marks its hooks for the profiler, and inside a block passes other ones forward than again in backward, where
-# torch takes every operator that it did not meet before for a sign of chance.
-_PROFILER = torch.ops.profiler
-_MARKS = (_PROFILER._record_function_enter_new.default, _PROFILER._record_function_exit._RecordFunction)
-
-
-def checkpoint_blocks(
-    blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool, watched: bool = False
-) -> None:
-    """Recompute every n-th block in backward, from the first on; the loss stays bit-equal.
-
-    dropout: of the model. watched: whether the account of memory may look into the blocks, which is not compiled.
-    """
-    # The reentrant kind needs an input that has a gradient, and behind frozen embeddings (LoRA) there is none.
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout}
-    if settings.selective:
-        SAC_IGNORED_OPS.update(_MARKS)
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    for block in list(blocks)[:: int(settings.every)]:
-        # The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay.
-        forward = (
-            partial(watched_block, block.forward, KEPT if settings.selective else ()) if watched else block.forward
-        )
-        block.forward = partial(checkpoint, forward, **options)
-
-
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +72,7 @@ class Parts:
 
 def assemble(settings: Settings, world: World, device: torch.device, heartbeat: Heartbeat | None = None) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
-    recipe = settings.recipe
+    recipe, kind = settings.recipe, settings.recipe.strategy.kind
     check_precision(settings)
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
@@ -134,6 +87,11 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     model, source = seeded_model(settings, source)
     # Parameters and FLOPs are counted before the strategy shards the model.
     parameters, work = Parameters.of(model), work_of(model, settings, device)
+    strategy = STRATEGIES[kind].build(model, settings, world, device)
+    identity = Identity(kind, world.size, settings.training_digest, source.encoder.fingerprint, model.base)
+    heartbeat = heartbeat or Heartbeat()
+    if STRATEGIES[kind].hooks:  # the forward pass gathers weights from other ranks, and is no time of this rank's own
+        heartbeat.own(DATA, computes=FORWARD)
     return Parts(
         settings=settings,
         world=world,
@@ -142,28 +100,21 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
         order=order,
         steps=steps,
         model=model,
-        strategy=STRATEGIES[recipe.strategy.kind].build(model, settings, world, device),
+        strategy=strategy,
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
         autocast=autocast(settings, settings.dtype, device),
         evaluation=Evaluation(settings, source.validation, world, device),
         eval_autocast=autocast(settings, settings.eval_dtype, device),
         best=Best(),
-        checkpoints=checkpoints_of(settings, source, model, world),
+        checkpoints=Checkpoints(settings, checkpoint_folder(settings, world), identity, world),
         parameters=parameters,
         work=work,
         memory=MemoryBreakdown(recipe),
         profiler=Profiler(recipe.profile, settings.run_dir, device, main=world.rank == 0),
         found=found,
         transfer=Transfer(device),
-        heartbeat=own_time(heartbeat or Heartbeat(), recipe.strategy.kind),
+        heartbeat=heartbeat,
     )
-
-
-def checkpoints_of(settings: Settings, source: Source, model: Model, world: World) -> Checkpoints:
-    """Those of the run, which know what they are of."""
-    strategy, tokenizer = settings.recipe.strategy.kind, source.encoder.fingerprint
-    identity = Identity(strategy, world.size, settings.training_digest, tokenizer, model.base)
-    return Checkpoints(settings, checkpoint_folder(settings, world), identity, world)
 
 
 def number_of_steps(recipe: Recipe, order: Order) -> int:
@@ -176,11 +127,66 @@ def number_of_steps(recipe: Recipe, order: Order) -> int:
     return max(1, math.ceil(epochs))
 
 
-def own_time(heartbeat: Heartbeat, strategy: str) -> Heartbeat:
-    """The same, with what is a rank's own time under a strategy."""
-    if STRATEGIES[strategy].hooks:  # the forward pass gathers weights from the other ranks
-        heartbeat.own(DATA, computes=FORWARD)
-    return heartbeat
+def agree(settings: Settings, source: Source, steps: int, world: World) -> None:
+    """TrainingError, the same on every rank, that names what differs from rank 0 and on which ranks."""
+    given: list[Mapping[str, object]] = gather_from_ranks(terms(settings, source, steps), world)
+    differences = []
+    for name, first in given[0].items():
+        if others := [rank for rank, each in enumerate(given) if each[name] != first]:
+            differences.append(f"{name} is {first} on rank 0, {given[others[0]][name]} on {_ranks(others)}")
+    if differences:
+        raise TrainingError(
+            f"the ranks were not given the same run: {'; '.join(differences)}",
+            hint="start every node from the same recipe, data and trainkit",
+        )
+
+
+def terms(settings: Settings, source: Source, steps: int) -> Mapping[str, object]:
+    """All that decides what is trained, and when the ranks wait for each other: they would hang, or mix two runs up."""
+    recipe, batch = settings.recipe, settings.batch
+
+    def line(section: Any, *names: str) -> str:
+        """A section of the recipe, or these settings of it."""
+        values = section.model_dump(mode="json").items()
+        return " ".join(f"{name}={value}" for name, value in values if not names or name in names)
+
+    return {
+        "training settings": settings.training_digest[:12],
+        "device": settings.device,
+        "strategy": line(recipe.strategy),
+        "batch": f"{batch.global_} = {batch.micro} x {batch.accumulation} x {batch.ranks}",
+        "total steps": steps,
+        "data": f"{source.description}, {len(source.train)} samples, {dict(source.facts)}",
+        "evaluation": f"{line(recipe.eval)} eval_micro={batch.eval_micro} {settings.eval_dtype}",
+        "logging.every_steps": recipe.logging.every_steps,
+        "checkpoint": line(recipe.checkpoint, "every_steps", "keep_best", "asynchronous"),
+        "checkpoint.push_to_hub": line(recipe.checkpoint.push_to_hub),
+        "checkpoint to resume": str(settings.resume),
+        "predict": line(recipe.predict),
+        "sample": line(recipe.sample),
+        "adapters in peft.path": fingerprint(recipe.peft)[:32],
+    }
+
+
+def checkpoint_folder(settings: Settings, world: World) -> Path | None:
+    """Where every rank of the run saves: the run directory of rank 0. None where not every rank can see that."""
+    folder: Path = gather_from_ranks(settings.run_dir, world)[0]
+    seen = gather_from_ranks(folder.is_dir(), world)
+    if all(seen):
+        return folder / "checkpoints"
+    # Without checkpoints to write, a run needs no shared folder.
+    if settings.recipe.checkpoint.every_steps or settings.recipe.checkpoint.push_to_hub.repo is not None:
+        blind = _ranks([rank for rank, sees in enumerate(seen) if not sees])
+        raise TrainingError(
+            f"checkpoints go to the run directory of rank 0, {folder}, and {blind} cannot see it",
+            hint="set output.root to a folder that all nodes share, or checkpoint.every_steps to 0 without push_to_hub",
+        )
+    return None
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 2, 3 and 12 more``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
 
 
 def first_step(settings: Settings, source: Source, order: Order, world: World, device: torch.device) -> Copy:

@@ -53,8 +53,8 @@ def watch(
     """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
 
     Only the first optimizer that steps is looked at. files: the module trainkit/files.py. counter: makes what counts
-    its steps, from the path to write, the optimizer, and what writes. heartbeat: told of every step of any optimizer
-    (trainkit/heartbeat.py), if given.
+    its steps, from the path to write, the optimizer, and what writes. heartbeat: where every step of any optimizer is
+    noted (trainkit/heartbeat.py), if anywhere.
     """
     begin = functools.partial(
         Observer, expected=expected, shown=shown, files=files, counter=counter, heartbeat=heartbeat

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
-from trainkit.trainer.callbacks import Progress
 from trainkit.trainer.data.pairs import encoded_source
 from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, count_targets
 from trainkit.trainer.distributed import gather_from_ranks
+from trainkit.trainer.loop import Progress
 from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.writers import finite
