@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -36,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on what is half written goes
     try:
         write = export_adapters if given.adapter else export
-        write(given.checkpoint, given.destination, trusted=given.trust_code)
-        if given.for_hub:
-            complete(given.checkpoint, given.destination)
+        write(given.checkpoint, given.destination, trusted=given.trust_code, for_hub=given.for_hub)
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
         return int(error.exit_code)
@@ -49,20 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def complete(checkpoint: Path, folder: Path) -> None:
-    """Add what a repository of the Hub has besides; the folder is gone where that does not work."""
-    from trainkit.trainer.checkpoint.export import complete_for_hub
-    from trainkit.trainer.checkpoint.manifest import read_manifest
-    from trainkit.trainer.settings import read_settings
-
-    try:
-        recipe = read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
-        complete_for_hub(folder, recipe, read_manifest(checkpoint))
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
 
 
 if __name__ == "__main__":

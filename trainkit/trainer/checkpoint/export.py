@@ -1,4 +1,4 @@
-"""What a repository of the Hub has beside weights and config: a model card, the tokenizer, no paths of this machine."""
+"""Checkpoints as folders that others read: whole weights, or adapters alone, with what the Hub wants beside them."""
 
 from __future__ import annotations
 
@@ -45,55 +45,15 @@ from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
 
-CARD = "README.md"
-
-
-def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Add to a folder of exported weights, or adapters, what their readers look for on the Hub."""
-    base = recipe.model.path if isinstance(recipe.model, HfModel) else None
-    adapters = folder / lora.CONFIG
-    if adapters.exists():
-        config = json.loads(adapters.read_text())
-        config["base_model_name_or_path"] = public_name(base) if base else None
-        adapters.write_text(json.dumps(config, indent=2) + "\n")
-    tokenizer = getattr(recipe.data, "tokenizer", None)
-    for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
-        shutil.copyfile(path, folder / path.name)
-    (folder / CARD).write_text(card(recipe, manifest, base, adapters=adapters.exists()))
-
-
-def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters: bool) -> str:
-    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long.
-
-    path: the folder of the base model, if there is one.
-    """
-    base, named = public_name(path) if path else "", name_of(path or "")
-    exactly = f"{base} at {named[1]}" if named else base
-    if bits := quantized_bits(recipe):
-        exactly += f", which was in {bits} bits"
-    library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
-    metadata = {"library_name": library, "base_model": base if "/" in base else ""}
-    head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
-    best = manifest.get("best") or {}
-    loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
-    what = f"{recipe.model.kind}, adapters of {exactly or 'a seeded model'}" if adapters else recipe.model.kind
-    if base and not adapters:
-        what += f", from {exactly}"
-    return (
-        f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
-        f"Trained with trainkit ({what}): {counted(manifest['step'], 'step')}{loss}.\n"
-    )
-
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 
 
-def export(checkpoint: Path, destination: Path, *, trusted: bool = False) -> None:
+def export(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False) -> None:
     """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all.
 
-    trusted: run the code that the run names as its model.
+    trusted: run the code that the run names as its model. for_hub: with a model card and the run's tokenizer.
     """
     model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     if recipe.peft.kind == "lora":
@@ -105,19 +65,21 @@ def export(checkpoint: Path, destination: Path, *, trusted: bool = False) -> Non
     with _whole(destination) as folder:
         if recipe.model.kind == "hf":  # weights and config.json as `from_pretrained` reads them
             inner.save_pretrained(folder)
-            return
-        tensors: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in inner.state_dict().items():
-            # Tied weights share memory, and safetensors takes no tensors that overlap.
-            memory = tensor.untyped_storage().data_ptr()
-            tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
-            seen.add(memory)
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
-        _write_config(recipe, manifest, folder)
+        else:
+            tensors: dict[str, Tensor] = {}
+            seen: set[int] = set()
+            for name, tensor in inner.state_dict().items():
+                # Tied weights share memory, and safetensors takes no tensors that overlap.
+                memory = tensor.untyped_storage().data_ptr()
+                tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
+                seen.add(memory)
+            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
+            _write_config(recipe, manifest, folder)
+        if for_hub:
+            complete_for_hub(folder, recipe, manifest)
 
 
-def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = False) -> None:
+def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False) -> None:
     """Make the folder with the adapters alone, in peft's format. TrainingError for a run without adapters."""
     recipe = _recipe(checkpoint)
     if recipe.peft.kind != "lora":
@@ -130,49 +92,8 @@ def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = Fals
         write_adapters(model, recipe, folder, manifest["step"])
         if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
             _write_config(recipe, manifest, folder)
-
-
-def trained_model(
-    checkpoint: Path, *, trusted: bool = False, base: bool = True
-) -> tuple[Model, Recipe, dict[str, Any]]:
-    """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged.
-
-    base: False for adapters without the weights that they are beside, which are then neither read nor held.
-    """
-    manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
-    if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
-        raise TrainingError(
-            f"{checkpoint} is of a run whose model is code of its own: model.target {recipe.model.target}",
-            hint="--trust-code imports and calls it; say so only where you trust whoever made the run directory",
-        )
-    refuse_damaged(checkpoint, manifest, World())
-    # A class of the user's own may do with its weights what it likes, so that it has to have some.
-    model = _untrained(recipe) if base or isinstance(recipe.model, TargetModel) else skeleton(recipe)
-    if recipe.peft.kind == "lora":
-        if base:
-            refuse_other_base(checkpoint, manifest, base_fingerprint(model))
-            dequantize(model)
-        add_adapters(model, recipe.peft)
-    try:
-        load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora", base=base)
-    except TrainkitError:
-        raise
-    except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
-        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {reason(error)}") from error
-    return model, recipe, manifest
-
-
-def _untrained(recipe: Recipe) -> Model:
-    """The model as adapters were put beside it, or to be filled from a checkpoint; in 32 bits."""
-    seed_generators(recipe.train.seed)
-    model = MODELS[recipe.model.kind](recipe)
-    if recipe.model.kind == "hf":  # in the format of precision.weights
-        return model.float()
-    return model.to(DTYPES[recipe.precision.weights]).float() if recipe.peft.kind == "lora" else model
-
-
-def _recipe(checkpoint: Path) -> Recipe:
-    return read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
+        if for_hub:
+            complete_for_hub(folder, recipe, manifest)
 
 
 @contextlib.contextmanager
@@ -198,6 +119,48 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
         "training_digest": manifest["training_digest"],
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def trained_model(
+    checkpoint: Path, *, trusted: bool = False, base: bool = True
+) -> tuple[Model, Recipe, dict[str, Any]]:
+    """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged.
+
+    base: False for adapters without the weights that they are beside, which are then neither read nor held.
+    """
+    manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
+    if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
+        raise TrainingError(
+            f"{checkpoint} is of a run whose model is code of its own: model.target {recipe.model.target}",
+            hint="--trust-code imports and calls it; say so only where you trust whoever made the run directory",
+        )
+    refuse_damaged(checkpoint, manifest, World())
+    # A class of the user's own may do with its weights what it likes, so that it has to have some.
+    if base or isinstance(recipe.model, TargetModel):
+        seed_generators(recipe.train.seed)  # adapters were put beside the weights that it draws
+        model = MODELS[recipe.model.kind](recipe)
+        if recipe.model.kind == "hf":  # in the format of precision.weights
+            model.float()
+        elif recipe.peft.kind == "lora":
+            model.to(DTYPES[recipe.precision.weights]).float()
+    else:
+        model = skeleton(recipe)
+    if recipe.peft.kind == "lora":
+        if base:
+            refuse_other_base(checkpoint, manifest, base_fingerprint(model))
+            dequantize(model)
+        add_adapters(model, recipe.peft)
+    try:
+        load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora", base=base)
+    except TrainkitError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
+        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {reason(error)}") from error
+    return model, recipe, manifest
+
+
+def _recipe(checkpoint: Path) -> Recipe:
+    return read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
 
 
 def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool, base: bool = True) -> None:
@@ -257,3 +220,40 @@ def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mappin
     for twin, name in module["shared_params"].items():
         weights[twin] = weights[name]
     return weights
+
+
+def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Add to a folder of exported weights, or adapters, what their readers look for on the Hub."""
+    base = recipe.model.path if isinstance(recipe.model, HfModel) else None
+    adapters = folder / lora.CONFIG
+    if adapters.exists():
+        config = json.loads(adapters.read_text())
+        config["base_model_name_or_path"] = public_name(base) if base else None
+        adapters.write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer = getattr(recipe.data, "tokenizer", None)
+    for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
+        shutil.copyfile(path, folder / path.name)
+    (folder / CARD).write_text(card(recipe, manifest, base, adapters=adapters.exists()))
+
+
+def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters: bool) -> str:
+    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long.
+
+    path: the folder of the base model, if there is one.
+    """
+    base, named = public_name(path) if path else "", name_of(path or "")
+    exactly = f"{base} at {named[1]}" if named else base
+    if bits := quantized_bits(recipe):
+        exactly += f", which was in {bits} bits"
+    library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
+    metadata = {"library_name": library, "base_model": base if "/" in base else ""}
+    head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
+    best = manifest.get("best") or {}
+    loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
+    what = f"{recipe.model.kind}, adapters of {exactly or 'a seeded model'}" if adapters else recipe.model.kind
+    if base and not adapters:
+        what += f", from {exactly}"
+    return (
+        f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
+        f"Trained with trainkit ({what}): {counted(manifest['step'], 'step')}{loss}.\n"
+    )

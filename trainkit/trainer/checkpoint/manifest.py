@@ -41,7 +41,6 @@ def complete(root: Path) -> list[Path]:
 
 
 def newest(root: Path) -> Path | None:
-    """The newest complete checkpoint under a folder."""
     return next(reversed(complete(root)), None)
 
 
@@ -89,7 +88,8 @@ def refuse_other_base(folder: Path, manifest: Mapping[str, Any], base: str) -> N
 
 def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:
     """TrainingError that names every file whose size or checksum is not the manifest's, and whatever is no file."""
-    if odd := [each for each in folder.rglob("*") if not _is_own(each)]:
+    # Only files and folders, and no links: others may never end, or lead away.
+    if odd := [each for each in folder.rglob("*") if each.is_symlink() or not (each.is_file() or each.is_dir())]:
         names = ", ".join(str(each.relative_to(folder)) for each in odd)
         raise TrainingError(
             f"the checkpoint {folder} is not read: {names} is a link, or neither a file nor a folder",
@@ -104,11 +104,6 @@ def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> N
             f"the checkpoint {folder} is damaged: {', '.join(damaged)} is not what its manifest says",
             hint="take an older checkpoint",
         )
-
-
-def _is_own(path: Path) -> bool:
-    """Whether it is a file or a folder, and no link: others may never end, or lead away."""
-    return not path.is_symlink() and (path.is_file() or path.is_dir())
 
 
 def _has_size(folder: Path, name: str, facts: object) -> bool:

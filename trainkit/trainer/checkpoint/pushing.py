@@ -218,7 +218,7 @@ class Pushes:
         return None
 
     def _run_module(self, words: Sequence[str | Path]) -> str:
-        """Run one of trainkit's modules; its output. TrainingError with the last that it says where it fails."""
+        """Run one of trainkit's modules; its output. TrainingError with the last line of its errors where it fails."""
         environ = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON}
         environ |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         reading, writing = os.pipe()  # which ends with this process, however that ends
@@ -239,17 +239,14 @@ class Pushes:
             os.close(reading)
             os.close(writing)
         if child.returncode:
-            raise TrainingError(self._reason(words[0], child.returncode, err))
+            if child.returncode < 0:
+                ended = signal.Signals(-child.returncode)
+                killed = "; most likely by the kernel, for want of memory" if ended == signal.SIGKILL else ""
+                raise TrainingError(f"{words[0]} was ended by {ended.name}{killed}")
+            said = [line for line in err.splitlines() if line.startswith("error: ")] or err.splitlines() or [""]
+            last = said[-1].removeprefix("error: ").removeprefix(f"nothing can be uploaded to {self.repo}: ")
+            raise TrainingError(last or f"{words[0]} ended with {child.returncode}")
         return out
-
-    def _reason(self, module: str | Path, code: int, err: str) -> str:
-        """Why a process has failed, by the last that it says."""
-        if code < 0:
-            killed = "; most likely by the kernel, for want of memory" if -code == signal.SIGKILL else ""
-            return f"{module} was ended by {signal.Signals(-code).name}{killed}"
-        said = [line for line in err.splitlines() if line.startswith("error: ")] or err.splitlines() or [""]
-        words = said[-1].removeprefix("error: ").removeprefix(f"nothing can be uploaded to {self.repo}: ")
-        return words or f"{module} ended with {code}"
 
 
 def remove(folder: Path) -> None:

@@ -24,14 +24,7 @@ from trainkit.errors import TrainingError, refusal
 from trainkit.files import refuse_links, remove_tree
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.runner.rundir.listing import checksum
-from trainkit.trainer.checkpoint.manifest import (
-    Identity,
-    complete,
-    described_files,
-    flush,
-    generators_file,
-    reason,
-)
+from trainkit.trainer.checkpoint.manifest import Identity, complete, described_files, flush, generators_file, reason
 from trainkit.trainer.checkpoint.pushing import Pushes
 from trainkit.trainer.distributed import barrier, gather_from_ranks
 from trainkit.trainer.parallel import Strategy
@@ -57,7 +50,6 @@ def refused_write(folder: Path) -> str | None:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
     return root / f"step-{step:08d}"
 
 
@@ -177,35 +169,32 @@ class Checkpoints:
             self.pushes.saved(step_folder(self.root, step))
 
     def _scratch(self, step: int) -> Path:
-        """Where a checkpoint is made."""
         assert self.root is not None
         return self.root / f".tmp-step-{step:08d}"
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """TrainingError where a checkpoint cannot be written; what was saved before stays as it is."""
+        """TrainingError where a checkpoint cannot be written: why, as this rank sees it. What was begun is removed."""
         try:
             yield
         except (OSError, RuntimeError, CheckpointException) as error:  # torch raises RuntimeError on a full disk
-            raise self._failure(step, self._scratch(step), error) from error
-
-    def _failure(self, step: int, scratch: Path, error: BaseException) -> TrainingError:
-        """What keeps a checkpoint from being written, as this rank sees it; removes what was begun."""
-        root = scratch.parent
-        refused = refused_write(scratch if scratch.exists() else root)
-        if refused is None and not isinstance(error, OSError) and (known := refusal(error)):
-            # What was begun is left to the rank that failed: another may still be about to finish it.
-            return TrainingError(f"the checkpoint of step {step} is not finished: {known[0]}", hint=known[1])
-        free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
-        if not root.parent.is_symlink():  # to somebody else's folder
-            shutil.rmtree(scratch, ignore_errors=True)
-        why = reason(error) if isinstance(error, OSError) or refused is None else refused
-        if refused is None and _OF_WRITER.search(why):  # another rank has made room meanwhile by what it removed
-            why = f"the disk did not take what torch wrote: No space left on device, or a fault of the disk ({why})"
-        return TrainingError(
-            f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {why}",
-            hint="those saved before are whole; make room, or point output.root at another disk",
-        )
+            scratch = self._scratch(step)
+            root = scratch.parent
+            refused = refused_write(scratch if scratch.exists() else root)
+            if refused is None and not isinstance(error, OSError) and (known := refusal(error)):
+                # What was begun is left to the rank that failed: another may still be about to finish it.
+                what = f"the checkpoint of step {step} is not finished: {known[0]}"
+                raise TrainingError(what, hint=known[1]) from error
+            free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
+            if not root.parent.is_symlink():  # to somebody else's folder
+                shutil.rmtree(scratch, ignore_errors=True)
+            why = reason(error) if isinstance(error, OSError) or refused is None else refused
+            if refused is None and _OF_WRITER.search(why):  # another rank has made room meanwhile by what it removed
+                why = f"the disk did not take what torch wrote: No space left on device, or a fault of the disk ({why})"
+            raise TrainingError(
+                f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {why}",
+                hint="those saved before are whole; make room, or point output.root at another disk",
+            ) from error
 
     def _publish(self, scratch: Path, manifest: Mapping[str, Any], spared: int | None) -> None:
         """Give the folder its name once the disk has everything: a power cut leaves a whole checkpoint or none."""
