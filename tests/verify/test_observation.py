@@ -16,7 +16,7 @@ import pytest
 from trainkit.files import publish
 from trainkit.files import read_json as read
 from trainkit.runner.rank.wrapper import HOOK, differences, observed
-from trainkit.verify import observe, steps
+from trainkit.verify import observe
 
 STEP = """
 import torch
@@ -357,9 +357,9 @@ def test_the_steps_of_the_first_optimizer_are_counted_with_their_time(tmp_path: 
 
 
 def test_steps_are_written_while_a_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(observe, "EVERY_SECONDS", 0.0)
     optimizer = object()
-    counter = steps.StepCounter(str(tmp_path / "steps.json"), optimizer, publish)
+    counter = observe.StepCounter(str(tmp_path / "steps.json"), optimizer, publish)
     counter.count(object())
     assert not (tmp_path / "steps.json").exists()
     counter.count(optimizer)

@@ -1,4 +1,4 @@
-"""Optimizers: the libraries' own, over one group that decays and one that does not."""
+"""What an update is made of: the libraries' optimizers, learning rates, clipping, and number formats."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from trainkit.errors import TrainingError
 from trainkit.optimizers import optimizer
 from trainkit.recipe.schema import Optimizer, Schedule
-from trainkit.recipe.schema import Optimizer as OptimizerSettings
 from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.settings import Settings
 from trainkit.trainer.user_code import imported
 
 Groups = list[dict[str, Any]]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 IMPLEMENTATIONS = {"fused", "foreach", "triton"}  # arguments of which one excludes the others
 
 
@@ -33,7 +33,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
     make, arguments = optimizer_class(settings)
@@ -55,7 +55,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     return made
 
 
-def optimizer_class(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict[str, Any]]:
+def optimizer_class(settings: Optimizer) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What makes the optimizer, and the arguments that the recipe's own settings are to it."""
     known = optimizer(settings.name)
     arguments: dict[str, Any] = {
@@ -74,9 +74,8 @@ def _bitsandbytes_manager() -> Any:
     return imported("bitsandbytes.optim:GlobalOptimManager", "optimizer.name").get_instance()  # type: ignore[attr-defined]
 
 
-Shape = Callable[[float], float]  # share of the decay phase gone, 0 to 1 -> share of the way from minimum to peak
-
-SHAPES: Mapping[str, Shape] = {
+# Share of the decay phase gone, 0 to 1 -> share of the way from minimum to peak
+SHAPES: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda gone: 0.5 * (1.0 + math.cos(math.pi * gone)),
     "linear": lambda gone: 1.0 - gone,
     "constant": lambda gone: 1.0,
@@ -111,9 +110,6 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
         norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
     # Of sharded gradients (FSDP2) each rank has a share of the sum of squares; this is where the ranks add them up.
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractContextManager[object]:

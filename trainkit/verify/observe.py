@@ -1,12 +1,13 @@
 """Inside the user's program: at the first optimizer step, see what is in force and compare it with what was planned.
 
-Standard library only, and nothing of the program is changed: torch is asked to call once before the first optimizer
-step (``torch.optim.optimizer.register_optimizer_step_pre_hook``), when every wrapper is in place. What the wrappers are
-is read off the objects that live then, by their exact classes.
+Standard library only, and nothing of the program is changed: torch is asked to call before each optimizer step
+(``torch.optim.optimizer.register_optimizer_step_pre_hook``). At the first one every wrapper is in place: what the
+wrappers are is read off the objects that live then, by their exact classes. From then on steps are counted.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -43,22 +45,16 @@ MEANING = {
     "single": "this rank trains a model of its own, which nothing keeps in step with other ranks",
     "dataparallel": "this process spreads its batch over several cards with nn.DataParallel",
 }
-
 BY_HAND = "no wrapper keeps the model of this rank in step with the others: only the program itself could"
+EVERY_SECONDS = 5.0  # between two writes of how many steps there were
 
 
-def watch(
-    expected: str, shown: str, files: Any, counter: Callable[[str, Any, Any], Any] | None = None, heartbeat: Any = None
-) -> None:
-    """Observe the first optimizer step of this process. expected, shown: paths of what to compare with, and to write.
+def watch(expected: str, shown: str, files: Any, heartbeat: Any = None) -> None:
+    """Observe the optimizer steps of this process. expected, shown: paths of what to compare with, and to write.
 
-    Only the first optimizer that steps is looked at. files: the module trainkit/files.py. counter: makes what counts
-    its steps, from the path to write, the optimizer, and what writes. heartbeat: where every step of any optimizer is
-    noted (trainkit/heartbeat.py), if anywhere.
+    files: the module trainkit/files.py. heartbeat: where every step of any optimizer is noted (trainkit/heartbeat.py).
     """
-    begin = functools.partial(
-        Observer, expected=expected, shown=shown, files=files, counter=counter, heartbeat=heartbeat
-    )
+    begin = functools.partial(Observer, expected=expected, shown=shown, files=files, heartbeat=heartbeat)
     if OPTIMIZERS in sys.modules:  # a .pth file of the environment may have imported torch already
         begin(sys.modules[OPTIMIZERS])
     else:
@@ -93,17 +89,15 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 class Observer:
     """Waits for the first optimizer step of its own process; children that this one forks are no ranks."""
 
-    def __init__(
-        self, optimizers: Any, *, expected: str, shown: str, files: Any, counter: Any = None, heartbeat: Any = None
-    ) -> None:
-        """optimizers: the module ``torch.optim.optimizer``; files, counter, heartbeat: as for `watch`."""
+    def __init__(self, optimizers: Any, *, expected: str, shown: str, files: Any, heartbeat: Any = None) -> None:
+        """optimizers: the module ``torch.optim.optimizer``; the others as for `watch`."""
         self._heartbeat = heartbeat
         if heartbeat is not None:
             heartbeat.listen(counts=True)
         self._expected, self._shown, self._files = expected, shown, files
         self._run_dir = os.path.dirname(expected)
-        self._make_counter, self._counter = counter, None
         self._process, self._is_over = os.getpid(), False
+        self._counter: StepCounter | None = None
         register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
         if register is not None:  # a program with an interpreter of its own may have a torch without it
             register(self._at_step)
@@ -144,10 +138,9 @@ class Observer:
                 os.write(2, why.encode("utf-8", "backslashreplace"))
             if seen["differences"]:
                 os._exit(NOT_AS_PLANNED)
-        if self._make_counter is not None:
-            folder, name = os.path.split(self._shown)
-            publish = functools.partial(self._files.publish, below=self._run_dir)
-            self._counter = self._make_counter(os.path.join(folder, f"steps-{name}"), optimizer, publish)
+        folder, name = os.path.split(self._shown)
+        publish = functools.partial(self._files.publish, below=self._run_dir)
+        self._counter = StepCounter(os.path.join(folder, f"steps-{name}"), optimizer, publish)
 
     _at_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks it
 
@@ -159,6 +152,38 @@ class Observer:
         except OSError as error:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # no such stream any more
                 sys.stderr.write(f"trainkit: {self._shown} cannot be written: {error.strerror}\n")
+
+
+class StepCounter:
+    """Counts from the first step on. Times are seconds of a monotonic clock, from step to step as they begin.
+
+    The file holds `steps`, `seconds` from the first of them to the last, and `first_seconds` from the first to the
+    second, in which most programs compile and warm up.
+    """
+
+    def __init__(self, path: str, optimizer: Any, publish: Callable[[str, str], None]) -> None:
+        """optimizer: the one that takes its first step now; others are not counted. publish: writes a file whole."""
+        self._path, self._optimizer, self._publish = path, id(optimizer), publish
+        self._begin = self._latest = self._written = time.monotonic()
+        self._steps, self._first = 1, 0.0
+        atexit.register(self._write)
+
+    def count(self, optimizer: Any) -> None:
+        """Note that an optimizer takes a further step."""
+        if id(optimizer) != self._optimizer:
+            return
+        self._latest = time.monotonic()
+        self._steps += 1
+        if self._steps == 2:
+            self._first = self._latest - self._begin
+        if self._latest - self._written >= EVERY_SECONDS:
+            self._written = self._latest
+            self._write()
+
+    def _write(self) -> None:
+        seen = {"steps": self._steps, "seconds": self._latest - self._begin, "first_seconds": self._first}
+        with contextlib.suppress(OSError):  # the run's folder is gone or full: the program goes on
+            self._publish(self._path, json.dumps(seen))
 
 
 class Wrappers(NamedTuple):
@@ -235,6 +260,12 @@ def _loaded(name: str) -> Any:
     return getattr(sys.modules.get(module), attribute, None)
 
 
+def _living(name: str) -> list[Any]:
+    """The living objects of a class that the program has imported. name: ``module:Class``."""
+    cls = _loaded(name)
+    return [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
+
+
 def _world_size() -> int:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -284,9 +315,7 @@ def promised_step(resume: Mapping[str, str] | None, argv: Sequence[str]) -> dict
 
 def resumed_at() -> int | None:
     """The optimizer steps that transformers' Trainer counts as done; None where there is no Trainer."""
-    cls = _loaded(STATE)
-    states = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
-    return max((int(each.global_step) for each in states), default=None)
+    return max((int(each.global_step) for each in _living(STATE)), default=None)
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -294,9 +323,7 @@ def arguments(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Of several, those that differ least: a script may train something else beside.
     """
-    cls = _loaded(ARGUMENTS)
-    made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
-    held = [{name: _plain(getattr(each, name, None)) for name in given} for each in made]
+    held = [{name: _plain(getattr(each, name, None)) for name in given} for each in _living(ARGUMENTS)]
     if not held and not gc.get_freeze_count():  # frozen objects cannot be looked for
         return {}
     return min(held, key=lambda each: sum(each[name] != given[name] for name in given), default=None)
@@ -304,9 +331,7 @@ def arguments(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def output_dir() -> str:
     """Where the process's TrainingArguments have Trainer write, absolute; empty where there are none, or several."""
-    cls = _loaded(ARGUMENTS)
-    made = [thing for thing, _ in _instances({cls: ""})] if cls is not None else []
-    found = {os.path.abspath(each.output_dir) for each in made if getattr(each, "output_dir", None)}
+    found = {os.path.abspath(each.output_dir) for each in _living(ARGUMENTS) if getattr(each, "output_dir", None)}
     return found.pop() if len(found) == 1 else ""
 
 

@@ -63,7 +63,7 @@ PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resid
 
 
 class Counted(NamedTuple):
-    """Steps as the hook has counted them (trainkit/verify/steps.py)."""
+    """What the hook has counted (trainkit/verify/observe.py)."""
 
     steps: Count
     seconds: Seconds = 0.0

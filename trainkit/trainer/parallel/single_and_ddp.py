@@ -1,4 +1,4 @@
-"""Copies of a state in host memory, for a checkpoint that is written while training goes on."""
+"""Strategies of plain PyTorch: what all of them share, and those with a whole model on each rank."""
 
 from __future__ import annotations
 
@@ -35,64 +35,8 @@ from trainkit.trainer.optim import DTYPES, build_optimizer, clip_gradients
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
 
-WORTH_LOCKING = 1 << 16  # bytes
-
-
-class HostCopies:
-    """Copies a nest of mappings and lists, with the tensors in it.
-
-    keeps: whether the copies' memory is kept for the next time, page-locked where it is copied to from a card: fresh
-    pages cost more than the copy, and from a card to pages that may move everything is copied twice. Whoever has the
-    last copies must be done with them by then.
-    """
-
-    def __init__(self, *, keeps: bool) -> None:
-        self._keeps = keeps
-        self._kept: dict[tuple[object, ...], Tensor] = {}
-
-    def __call__(self, state: Any) -> Any:
-        """The copy, finished."""
-        made = self._copied(state, ())
-        if self._keeps and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().synchronize()
-        return made
-
-    def _copied(self, value: Any, place: tuple[object, ...]) -> Any:
-        # Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
-        if isinstance(value, Tensor):
-            return self._tensor(value.detach(), place)
-        if isinstance(value, dict):
-            return {key: self._copied(each, (*place, key)) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self._copied(each, (*place, index)) for index, each in enumerate(value)]
-        return value
-
-    def _tensor(self, value: Tensor, place: tuple[object, ...]) -> Tensor:
-        kept = self._kept.get(place)
-        if kept is not None and (kept.shape, kept.dtype) == (value.shape, value.dtype):
-            local(kept).copy_(local(value), non_blocking=True)
-            return kept
-        made = value.to("cpu", copy=True)
-        if self._keeps:
-            if value.is_cuda and made.nbytes >= WORTH_LOCKING:
-                made = page_locked(made)
-            self._kept[place] = made
-        return made
-
-
-def page_locked(tensor: Tensor) -> Tensor:
-    """The same in page-locked memory, or as it is where the system gives none."""
-    try:
-        locked = local(tensor).pin_memory()
-    except RuntimeError:  # a limit of the system: the copies are slower, and as right
-        return tensor
-    if isinstance(tensor, DTensor):
-        tensor._local_tensor = locked  # no constructor takes shards of a mesh of cards that are on the host
-        return tensor
-    return locked
-
-
 STATE = "state"  # torch.distributed.checkpoint's folder inside a checkpoint
+WORTH_LOCKING = 1 << 16  # bytes
 
 
 class Engine(Strategy):
@@ -100,6 +44,8 @@ class Engine(Strategy):
 
     def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
         self.model = model
+        # The model by its own names.
+        self._plain: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.optimizer = build_optimizer(model, settings.recipe.optimizer)
         # Only fp16 needs loss scaling, for its gradients would underflow; not enabled, it does nothing but step.
         self._new_scaler = partial(torch.amp.GradScaler, device.type, enabled=settings.dtype == "fp16")
@@ -120,7 +66,7 @@ class Engine(Strategy):
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self._parameters, self._max_norm)
-        before = self._scale()
+        before = self.scaler.scale(self._one) if self.scaler.is_enabled() else None
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if before is not None:  # counted on the device: to read it would wait for the step
@@ -145,16 +91,19 @@ class Engine(Strategy):
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards; of adapters without the base."""
-        _write(self._state(), folder)
+        _write(self._state(whole=not self._adapts), folder)
 
     def save_later(self) -> Callable[..., None]:
-        return partial(_write, self._copies(self._state()))
+        return partial(_write, self._copies(self._state(whole=not self._adapts)))
 
     def load(self, folder: Path) -> None:
         with quiet(), only_data():
             reader = StateReader(folder / STATE)
-            whole = not self._adapts or self._holds_base(reader)
-            state = self._whole_state() if whole else self._state()
+            saved = reader.read_metadata().state_dict_metadata
+            frozen = (name for name, each in self._plain.named_parameters() if not each.requires_grad)
+            # Older releases saved the frozen weights beside adapters, too.
+            whole = not self._adapts or any(f"model.{name}" in saved for name in frozen)
+            state = self._state(whole=whole)
             state_dict_loader.load(state, storage_reader=reader)  # in place, each rank its own shards
         if whole:
             model, optimizer = state["model"], state["optimizer"]
@@ -164,33 +113,15 @@ class Engine(Strategy):
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
 
-    def _holds_base(self, reader: StateReader) -> bool:
-        """Whether a checkpoint of adapters has the frozen weights besides, as it had before releases left them out."""
-        saved = reader.read_metadata().state_dict_metadata
-        return any(
-            f"model.{name}" in saved for name, each in self._plain().named_parameters() if not each.requires_grad
-        )
-
-    def _state(self) -> dict[str, Any]:
-        if not self._adapts:
-            return self._whole_state()
-        optimizer = get_optimizer_state_dict(self.model, self.optimizer)
-        return {"model": kept_tensors(self._plain()), "optimizer": optimizer, **self._counters()}
-
-    def _whole_state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, **self._counters()}
-
-    def _counters(self) -> dict[str, Any]:
-        return {"scaler": self.scaler.state_dict(), "skipped": int(self._skipped)}
-
-    def _plain(self) -> nn.Module:
-        """The model by its own names."""
-        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
-
-    def _scale(self) -> Tensor | None:
-        """The scale of fp16's loss, on the device; None in other formats."""
-        return self.scaler.scale(self._one) if self.scaler.is_enabled() else None
+    def _state(self, *, whole: bool) -> dict[str, Any]:
+        """All that a checkpoint holds. whole: with the weights that do not train."""
+        if whole:
+            model, optimizer = get_state_dict(self.model, self.optimizer)
+        else:
+            model = kept_tensors(self._plain)
+            optimizer = get_optimizer_state_dict(self.model, self.optimizer)
+        counters = {"scaler": self.scaler.state_dict(), "skipped": int(self._skipped)}
+        return {"model": model, "optimizer": optimizer, **counters}
 
 
 class Single(Engine):
@@ -256,3 +187,57 @@ class _Folder(FileSystem):
 def quiet() -> warnings.catch_warnings[None]:
     """torch warns that one process saves alone, which is what is meant."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+class HostCopies:
+    """Copies a nest of mappings and lists, with the tensors in it.
+
+    keeps: whether the copies' memory is kept for the next time, page-locked where it is copied to from a card: fresh
+    pages cost more than the copy, and from a card to pages that may move everything is copied twice. Whoever has the
+    last copies must be done with them by then.
+    """
+
+    def __init__(self, *, keeps: bool) -> None:
+        self._keeps = keeps
+        self._kept: dict[tuple[object, ...], Tensor] = {}
+
+    def __call__(self, state: Any) -> Any:
+        """The copy, finished."""
+        made = self._copied(state, ())
+        if self._keeps and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream().synchronize()
+        return made
+
+    def _copied(self, value: Any, place: tuple[object, ...]) -> Any:
+        # Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
+        if isinstance(value, Tensor):
+            return self._tensor(value.detach(), place)
+        if isinstance(value, dict):
+            return {key: self._copied(each, (*place, key)) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._copied(each, (*place, index)) for index, each in enumerate(value)]
+        return value
+
+    def _tensor(self, value: Tensor, place: tuple[object, ...]) -> Tensor:
+        kept = self._kept.get(place)
+        if kept is not None and (kept.shape, kept.dtype) == (value.shape, value.dtype):
+            local(kept).copy_(local(value), non_blocking=True)
+            return kept
+        made = value.to("cpu", copy=True)
+        if self._keeps:
+            if value.is_cuda and made.nbytes >= WORTH_LOCKING:
+                made = page_locked(made)
+            self._kept[place] = made
+        return made
+
+
+def page_locked(tensor: Tensor) -> Tensor:
+    """The same in page-locked memory, or as it is where the system gives none."""
+    try:
+        locked = local(tensor).pin_memory()
+    except RuntimeError:  # a limit of the system: the copies are slower, and as right
+        return tensor
+    if isinstance(tensor, DTensor):
+        tensor._local_tensor = locked  # no constructor takes shards of a mesh of cards that are on the host
+        return tensor
+    return locked

@@ -28,7 +28,7 @@ def _observe() -> None:
     heartbeat = _load("heartbeat", package).attach(files.publish) if "TRAINKIT_HEARTBEAT" in os.environ else None
     expected, shown = (os.environ.pop(name, "") for name in ("TRAINKIT_EXPECTED", "TRAINKIT_SHOWN"))
     if expected and shown:
-        _load("observe").watch(expected, shown, files, _load("steps").StepCounter, heartbeat)
+        _load("observe").watch(expected, shown, files, heartbeat)
 
 
 def _load(name: str, folder: str = os.path.dirname(_HERE)) -> Any:
