@@ -115,11 +115,11 @@ class Engine(Strategy):
 
     def _state(self, *, whole: bool) -> dict[str, Any]:
         """All that a checkpoint holds. whole: with the weights that do not train."""
+        model: dict[str, Any]
         if whole:
             model, optimizer = get_state_dict(self.model, self.optimizer)
         else:
-            model = kept_tensors(self._plain)
-            optimizer = get_optimizer_state_dict(self.model, self.optimizer)
+            model, optimizer = kept_tensors(self._plain), get_optimizer_state_dict(self.model, self.optimizer)
         counters = {"scaler": self.scaler.state_dict(), "skipped": int(self._skipped)}
         return {"model": model, "optimizer": optimizer, **counters}
 
