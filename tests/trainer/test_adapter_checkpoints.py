@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export
-from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.checkpoint.safe_loading import StateReader
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, prepared_model
+from trainkit.trainer.settings import Settings
+from trainkit.trainer.setup import prepared_model
 
-MakeSettings = Callable[..., Settings]
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4}
 LONG: dict[str, Any] = {
     "peft": LORA,
@@ -30,18 +26,8 @@ LONG: dict[str, Any] = {
 }
 
 
-def parts_of(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
-
-
-def trained(parts: Parts, first: int = 0) -> dict[str, torch.Tensor]:
-    train(parts, first, Metrics(parts.settings.run_dir, [], main=False), Requests())
-    return {name: each.detach().clone() for name, each in parts.model.named_parameters()}
-
-
 def resumed(settings: Settings, folder: Path) -> dict[str, torch.Tensor]:
-    parts = parts_of(replace(settings, resume=folder))
-    return trained(parts, resume(parts, restarted=False))
+    return trained(replace(settings, resume=folder)).weights
 
 
 def names_in(folder: Path) -> set[str]:
@@ -56,7 +42,7 @@ def step(settings: Settings, number: int) -> Path:
 def test_a_checkpoint_of_adapters_holds_them_alone_and_goes_on_bit_equal(make_settings: MakeSettings) -> None:
     settings = make_settings(**LONG)
     parts = parts_of(settings)
-    whole = trained(parts)
+    whole = trained(parts).weights
     training = {name for name, each in parts.model.named_parameters() if each.requires_grad}
     assert names_in(step(settings, 2)) == training
     again = resumed(make_settings(**LONG), step(settings, 2))
@@ -68,7 +54,7 @@ def test_a_head_that_trains_beside_adapters_is_in_the_checkpoint(make_settings: 
     model = {"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": config}
     data = {"kind": "random", "samples": 32, "sequence_length": 8, "classes": 2}
     settings = make_settings(model=model, data=data, **LONG)
-    whole = trained(parts_of(settings))
+    whole = trained(settings).weights
     assert {"inner.classifier.weight", "inner.classifier.bias"} < names_in(step(settings, 2))
     again = resumed(make_settings(model=model, data=data, **LONG), step(settings, 2))
     assert all(torch.equal(again[name], each) for name, each in whole.items())
@@ -80,7 +66,7 @@ def test_whole_checkpoints_of_older_releases_are_read_with_their_base(make_setti
     engine: Any = parts.strategy
     engine._adapts = False  # as it was saved, without a base in the manifest
     parts.checkpoints.identity = replace(parts.checkpoints.identity, base="")
-    whole = trained(parts)
+    whole = trained(parts).weights
     assert set(whole) <= names_in(step(settings, 2))
     elsewhere = make_settings(**{**LONG, "train": {"steps": 4, "seed": 5}})  # another base, until it is read
     again = resumed(elsewhere, step(settings, 4))
@@ -93,7 +79,7 @@ def test_adapters_do_not_go_on_beside_another_base_model(make_settings: MakeSett
     random: dict[str, Any] = {"kind": "hf", "architecture": "gpt2", "config": config}
     prepared_model(make_settings(model=random)).inner.save_pretrained(tmp_path / "base")  # type: ignore[operator, union-attr]
     asked = make_settings(model={"kind": "hf", "path": str(tmp_path / "base")}, **LONG)
-    trained(parts_of(asked))
+    trained(asked)
     other = prepared_model(make_settings(model=random))  # drawn from where the generator is by now
     other.inner.save_pretrained(tmp_path / "base")  # type: ignore[operator, union-attr]
     with pytest.raises(TrainingError, match="this run's base model is another one"):

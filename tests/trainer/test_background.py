@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_saver
 
+from tests.trainer.training import CPU, MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.manifest import generators_file, newest
-from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.loop import Requests
 from trainkit.trainer.parallel import single_and_ddp
 from trainkit.trainer.randomness import generator_states
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.settings import World
 
-MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 6}, "eval": {"every_steps": 0}}
-
-
-def trained(settings: Settings) -> tuple[Parts, dict[int, float]]:
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    train(parts, resume(parts, restarted=False), metrics, Requests())
-    metrics.close()
-    records = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return parts, {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
 @pytest.mark.parametrize(
@@ -66,15 +52,11 @@ def test_a_slow_disk_does_not_hold_up_training_and_what_it_gets_is_the_state_of_
     monkeypatch.setattr(single_and_ddp.Engine, "update", counted)
     monkeypatch.setattr(module, name, slow)
     settings = make_settings(**SHORT, checkpoint={"every_steps": 3, "asynchronous": asynchronous})
-    _, whole = trained(settings)
+    whole = trained(settings).losses
     assert steps_meanwhile == [2, 0]  # the end of a run waits for the last one
-    assert sorted(path.name for path in (settings.run_dir / "checkpoints").iterdir()) == [
-        "step-00000003",
-        "step-00000006",
-    ]
-    before = settings.run_dir / "checkpoints/step-00000003"
-    _, rest = trained(dataclasses.replace(make_settings(**SHORT), resume=before))
-    assert rest == {number: loss for number, loss in whole.items() if number > 3}
+    before, end = sorted((settings.run_dir / "checkpoints").iterdir())
+    assert (before.name, end.name) == ("step-00000003", "step-00000006")
+    assert trained(dataclasses.replace(make_settings(**SHORT), resume=before)).losses == whole[3:]
 
 
 def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run_in_words(
@@ -110,19 +92,18 @@ def test_a_run_that_fails_meanwhile_still_finishes_the_checkpoint_of_the_step_be
     exploding: dict[str, Any] = {"optimizer": {"lr": 1e12, "weight_decay": 1e12}, "schedule": {"warmup_steps": 0}}
     settings = make_settings(**SHORT, **exploding, checkpoint={"every_steps": 1, "asynchronous": True})
     with pytest.raises(TrainingError, match=r"at step 2"):
-        train_and_report(settings, World(), torch.device("cpu"), Unasked())
+        train_and_report(settings, World(), CPU, Unasked())
     assert [path.name for path in (settings.run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_checkpoint_that_is_written_later_has_the_generators_states_of_its_step(make_settings: MakeSettings) -> None:
     settings = make_settings(**SHORT, checkpoint={"every_steps": 1, "asynchronous": True})
-    parts, drawn = assemble(settings, World(), torch.device("cpu")), threading.Event()
+    parts, drawn = parts_of(settings), threading.Event()
     parts.checkpoints._thread.submit(drawn.wait, 60)  # what the checkpoint has to wait for
     states = generator_states()
     parts.checkpoints.save(1, parts.strategy)
     torch.rand(3)
     drawn.set()
     parts.checkpoints.wait()
-    assert (
-        generators_file(settings.run_dir / "checkpoints/step-00000001", 0).read_bytes() == states != generator_states()
-    )
+    saved = generators_file(settings.run_dir / "checkpoints/step-00000001", 0).read_bytes()
+    assert saved == states != generator_states()

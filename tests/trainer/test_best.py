@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Progress, Requests, train
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble
-
-MakeSettings = Callable[..., Settings]
+from trainkit.trainer.settings import Settings
+from trainkit.trainer.setup import Parts
 
 
 class Told:
@@ -34,20 +28,8 @@ class Told:
         return next(self._losses)
 
 
-def parts_of(settings: Settings, *told: float) -> Parts:
-    parts = assemble(settings, World(), torch.device("cpu"))
-    return dataclasses.replace(parts, evaluation=cast("Evaluation", Told(*told))) if told else parts
-
-
-def trained(parts: Parts, first: int = 0) -> Progress:
-    metrics = Metrics(parts.settings.run_dir, [], main=True)
-    progress = train(parts, first, metrics, Requests())
-    metrics.close()
-    return progress
-
-
-def lines(settings: Settings) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+def evaluating(settings: Settings, *told: float) -> Parts:
+    return dataclasses.replace(parts_of(settings), evaluation=cast("Evaluation", Told(*told)))
 
 
 def saved(settings: Settings) -> list[int]:
@@ -59,10 +41,10 @@ def test_the_checkpoint_of_the_lowest_loss_outlives_newer_ones(make_settings: Ma
     checkpoint = {"every_steps": 2, "keep": 1}
     losses = (3.0, 2.5, 2.0, 2.1, 2.2, 2.3)
     keeping = make_settings(**changes, checkpoint={**checkpoint, "keep_best": True})
-    trained(parts_of(keeping, *losses))
+    trained(evaluating(keeping, *losses))
     assert saved(keeping) == [3, 6]  # step 3 is no multiple of 2: it was saved for its loss alone
     newest_only = make_settings(**changes, checkpoint=checkpoint)
-    trained(parts_of(newest_only, *losses))
+    trained(evaluating(newest_only, *losses))
     assert saved(newest_only) == [6]
 
 
@@ -70,25 +52,24 @@ def test_a_run_stops_when_its_patience_is_over_and_saves_where_it_stopped(make_s
     settings = make_settings(
         train={"steps": 50}, eval={"every_steps": 1, "patience": 2}, checkpoint={"every_steps": 40, "keep": 0}
     )
-    parts = parts_of(settings, 3.0, 2.0, 2.5, 1.9, 2.0, 2.1)
-    progress = trained(parts)
+    found = trained(evaluating(settings, 3.0, 2.0, 2.5, 1.9, 2.0, 2.1))
+    progress, outcome = found.progress, found.result
     assert (progress.step, progress.stopped_early, progress.stopped_by) == (6, True, None)
     assert saved(settings) == [6]
-    outcome = result(parts, progress)
     assert (outcome["best_eval_loss"], outcome["best_step"], outcome["stopped_early"]) == (1.9, 4, True)
 
 
 def test_patience_goes_on_where_the_checkpoint_left_it(make_settings: MakeSettings) -> None:
     changes: dict[str, Any] = {"eval": {"every_steps": 1, "patience": 2}, "checkpoint": {"every_steps": 2}}
     first = make_settings(**changes, train={"steps": 2})
-    trained(parts_of(first, 2.0, 2.5))
+    trained(evaluating(first, 2.0, 2.5))
     second = dataclasses.replace(
         make_settings(**changes, train={"steps": 9}), resume=first.run_dir / "checkpoints/step-00000002"
     )
-    parts = parts_of(second, 2.4, 2.3)
+    parts = evaluating(second, 2.4, 2.3)
     assert resume(parts, restarted=False) == 2
     assert parts.best == Best(loss=2.0, step=1, since=1)
-    assert trained(parts, 2).step == 3
+    assert trained(parts).progress.step == 3
 
 
 def test_a_loss_that_is_no_number_is_never_the_lowest() -> None:
@@ -101,21 +82,19 @@ def test_a_loss_that_is_no_number_is_never_the_lowest() -> None:
 
 def test_a_run_of_no_steps_evaluates_what_it_resumes_and_changes_nothing(make_settings: MakeSettings) -> None:
     whole = make_settings(train={"steps": 4}, eval={"every_steps": 4}, checkpoint={"every_steps": 4})
-    trained(parts_of(whole))
-    (expected,) = [line["eval_loss"] for line in lines(whole) if "eval_loss" in line]
+    (expected,) = [line["eval_loss"] for line in trained(whole).lines if "eval_loss" in line]
     settings = dataclasses.replace(
         make_settings(train={"steps": 0}), resume=whole.run_dir / "checkpoints/step-00000004"
     )
-    parts = parts_of(settings)
-    progress = trained(parts, resume(parts, restarted=False))
-    (line,) = lines(settings)
+    found = trained(settings)
+    (line,), outcome = found.lines, found.result
     assert (line["step"], line["eval_loss"]) == (4, expected)
-    outcome = result(parts, progress)
     assert (outcome["steps"], outcome["samples"], outcome["final_loss"]) == (4, 0, None)
     assert not Path(settings.run_dir / "checkpoints").exists()
 
 
 def test_a_run_of_no_steps_evaluates_the_untrained_model(make_settings: MakeSettings) -> None:
     settings = make_settings(train={"steps": 0}, eval={"every_steps": 0})
-    trained(parts_of(settings))
-    assert lines(settings)[-1]["eval_loss"] == pytest.approx(5.55, abs=0.1)  # as good as guessing among 256 bytes
+    assert trained(settings).lines[-1]["eval_loss"] == pytest.approx(
+        5.55, abs=0.1
+    )  # as good as guessing among 256 bytes

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, trained
 from trainkit.errors import TrainingError
 from trainkit.tools.compile_backends import GONE, LISTED
 from trainkit.trainer.__main__ import keep_compiled
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.perf.efficiency import listed_backends
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble, prepared_model
-
-MakeSettings = Callable[..., Settings]
+from trainkit.trainer.settings import Settings
+from trainkit.trainer.setup import prepared_model
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +30,6 @@ def compiled(make_settings: MakeSettings, **changes: Any) -> Settings:
     )
 
 
-def run(settings: Settings) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Metrics lines of steps, and the result."""
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    progress = train(parts, 0, metrics, Requests())
-    metrics.close()
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line], result(parts, progress)
-
-
 def test_the_table_lists_the_backends_of_the_installed_torch() -> None:
     version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
     if version not in LISTED:
@@ -57,16 +41,17 @@ def test_the_table_lists_the_backends_of_the_installed_torch() -> None:
 
 def test_compile_time_is_told_from_the_time_of_steps(make_settings: MakeSettings) -> None:
     """The first line's window holds the compilation, and its rate does not."""
-    plain, _ = run(make_settings(train={"steps": 4}, eval={"every_steps": 0}))
-    lines, outcome = run(compiled(make_settings, backend="aot_eager"))
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in plain], rel=1e-6)
+    plain = trained(make_settings(train={"steps": 4}, eval={"every_steps": 0}))
+    found = trained(compiled(make_settings, backend="aot_eager"))
+    lines, outcome = found.lines, found.result
+    assert found.losses == pytest.approx(plain.losses, rel=1e-6)
     spent = lines[0]["compile_seconds"]
     assert spent > 0.05
     assert outcome["compile_seconds"] >= spent
     # With the time of compiling, the first window would be as long as what elapsed by its end.
     assert lines[0]["seconds"] < lines[0]["elapsed"] - 0.5 * spent
     assert outcome["samples_per_second"] > outcome["samples"] / outcome["train_seconds"]
-    assert "compile_seconds" not in plain[0]
+    assert "compile_seconds" not in plain.lines[0]
 
 
 # torch hides this warning of its own where warnings are not made errors.
@@ -77,9 +62,9 @@ def test_per_block_compiles_the_blocks_and_not_the_model(make_settings: MakeSett
     assert whole._compiled_call_impl is not None
     assert blocks._compiled_call_impl is None
     assert all(block._compiled_call_impl is not None for block in blocks.blocks)
-    assert run(compiled(make_settings, backend="aot_eager", scope="blocks"))[0][-1]["loss"] == pytest.approx(
-        run(make_settings(train={"steps": 4}, eval={"every_steps": 0}))[0][-1]["loss"], rel=1e-6
-    )
+    plain = trained(make_settings(train={"steps": 4}, eval={"every_steps": 0})).losses
+    by_blocks = trained(compiled(make_settings, backend="aot_eager", scope="blocks")).losses
+    assert by_blocks == pytest.approx(plain, rel=1e-6)
 
 
 def test_a_name_that_is_gone_runs_with_what_stands_in_for_it(

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch, Samples
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
-
-MakeSettings = Callable[..., Settings]
 
 
 @pytest.fixture(autouse=True)
@@ -30,17 +24,6 @@ def _as_before() -> Iterator[None]:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
 
 
-def run(settings: Settings) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and final weights."""
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    train(parts, 0, metrics, Requests())
-    metrics.close()
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    weights = [parameter.detach().clone() for parameter in parts.strategy.model.parameters()]
-    return [line["loss"] for line in lines if "loss" in line], weights
-
-
 def test_two_runs_with_workers_and_dropout_are_bit_equal(make_settings: MakeSettings) -> None:
     changes: dict[str, Any] = {
         "train": {"steps": 4, "deterministic": True},
@@ -48,14 +31,14 @@ def test_two_runs_with_workers_and_dropout_are_bit_equal(make_settings: MakeSett
         "data": {"workers": 2},
         "eval": {"every_steps": 0},
     }
-    (losses, weights), (again, weights_again) = run(make_settings(**changes)), run(make_settings(**changes))
-    assert losses == again
-    assert all(torch.equal(one, other) for one, other in zip(weights, weights_again, strict=True))
-    assert run(make_settings(**{**changes, "train": {**changes["train"], "seed": 1}}))[0] != losses
+    one, other = trained(make_settings(**changes)), trained(make_settings(**changes))
+    assert one.losses == other.losses
+    assert all(torch.equal(each, other.weights[name]) for name, each in one.weights.items())
+    assert trained(make_settings(**{**changes, "train": {**changes["train"], "seed": 1}})).losses != one.losses
 
 
 def test_an_operation_without_a_deterministic_form_is_an_error(make_settings: MakeSettings) -> None:
-    assemble(make_settings(train={"steps": 1, "deterministic": True}), World(), torch.device("cpu"))
+    parts_of(make_settings(train={"steps": 1, "deterministic": True}))
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cudnn.benchmark
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
@@ -69,7 +52,7 @@ def test_what_inductor_compiles_is_deterministic_too(make_settings: MakeSettings
     compiled = {"compile": {"enabled": True}}  # nothing is compiled before the first step
     settings = make_settings(train={"steps": 1, "deterministic": deterministic}, efficiency=compiled)
     with config.patch(deterministic=False):
-        assemble(settings, World(), torch.device("cpu"))
+        parts_of(settings)
         assert config.deterministic is deterministic
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, trained
 from trainkit.trainer.checkpoint.export import export
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
 
 GPT2: dict[str, Any] = {  # its output layer shares the embedding's weights
     "kind": "hf",
@@ -25,11 +21,10 @@ GPT2: dict[str, Any] = {  # its output layer shares the embedding's weights
 }
 
 
-def test_from_pretrained_reads_what_was_trained(make_settings: Callable[..., Settings]) -> None:
+def test_from_pretrained_reads_what_was_trained(make_settings: MakeSettings) -> None:
     transformers = pytest.importorskip("transformers")
     settings = make_settings(model=GPT2, train={"steps": 2}, checkpoint={"every_steps": 2})
-    parts = assemble(settings, World(), torch.device("cpu"))
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    parts = trained(settings).parts
     export(settings.run_dir / "checkpoints/step-00000002", settings.run_dir / "out")
     read = transformers.AutoModelForCausalLM.from_pretrained(settings.run_dir / "out").eval()
     tokens = torch.arange(32).reshape(1, 32)
@@ -40,12 +35,11 @@ def test_from_pretrained_reads_what_was_trained(make_settings: Callable[..., Set
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits on a process's files")
-def test_nothing_but_a_failure_is_said_and_a_full_disk_leaves_nothing(make_settings: Callable[..., Settings]) -> None:
+def test_nothing_but_a_failure_is_said_and_a_full_disk_leaves_nothing(make_settings: MakeSettings) -> None:
     import resource
 
     settings = make_settings(model=GPT2, train={"steps": 1}, checkpoint={"every_steps": 1})
-    parts = assemble(settings, World(), torch.device("cpu"))
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    trained(settings)
     out = settings.run_dir / "out"
 
     free = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}

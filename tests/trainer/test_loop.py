@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.training import CPU, MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
-from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.evaluation import Evaluation
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, prepared_model
+from trainkit.trainer.setup import prepared_model
 
-MakeSettings = Callable[..., Settings]
 SHORT = {"train": {"steps": 5}}
-
-
-def parts_of(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
-
-
-def run(settings: Settings) -> list[dict[str, Any]]:
-    """The metrics lines of a run in this process."""
-    parts = parts_of(settings)
-    metrics = Metrics(settings.run_dir, settings.recipe.logging.report_to, main=True)
-    train(parts, 0, metrics, Requests())
-    metrics.close()
-    return [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(settings: Settings) -> list[float]:
-    return [record["loss"] for record in run(settings) if "loss" in record]
 
 
 def with_micro(settings: Settings, micro: int) -> Settings:
@@ -46,15 +23,16 @@ def with_micro(settings: Settings, micro: int) -> Settings:
 
 
 def test_accumulation_gives_the_update_of_one_large_batch(make_settings: MakeSettings) -> None:
-    curves = [losses(with_micro(make_settings(**SHORT), micro)) for micro in (16, 8, 1)]
+    curves = [trained(with_micro(make_settings(**SHORT), micro)).losses for micro in (16, 8, 1)]
     assert curves[1] == pytest.approx(curves[0], rel=1e-6)
     assert curves[2] == pytest.approx(curves[0], rel=1e-6)
     assert curves[0][-1] < curves[0][0]
 
 
 def test_eager_and_fused_attention_agree(make_settings: MakeSettings) -> None:
-    fused = losses(make_settings(**SHORT))
-    assert losses(make_settings(**SHORT, efficiency={"attention": "eager"})) == pytest.approx(fused, rel=1e-5)
+    fused = trained(make_settings(**SHORT)).losses
+    eager = trained(make_settings(**SHORT, efficiency={"attention": "eager"})).losses
+    assert eager == pytest.approx(fused, rel=1e-5)
 
 
 def test_attention_does_not_see_the_future(make_settings: MakeSettings) -> None:
@@ -64,11 +42,6 @@ def test_attention_does_not_see_the_future(make_settings: MakeSettings) -> None:
         changed = tokens.clone()
         changed[0, 10:] = 0
         assert torch.equal(model(tokens)[0, :10], model(changed)[0, :10])
-
-
-def test_compiling_gives_the_same_losses(make_settings: MakeSettings) -> None:
-    compiled = make_settings(**SHORT, efficiency={"compile": {"enabled": True, "backend": "aot_eager"}})
-    assert losses(compiled) == pytest.approx(losses(make_settings(**SHORT)), rel=1e-6)
 
 
 def test_weights_depend_on_the_seed_alone(make_settings: MakeSettings) -> None:
@@ -83,12 +56,11 @@ def test_weights_depend_on_the_seed_alone(make_settings: MakeSettings) -> None:
 def test_evaluation_does_not_depend_on_how_passes_are_shared(make_settings: MakeSettings) -> None:
     """What each of 3 ranks counts, put together, is what one rank counts alone, a last short pass included."""
     parts = parts_of(make_settings())
-
     settings = make_settings(train={"seed": 0}, eval={"batches": 5})
     settings = dataclasses.replace(settings, batch=dataclasses.replace(settings.batch, eval_micro=4))
 
     def passes(world: World) -> list[tuple[int, ...]]:
-        return Evaluation(settings, parts.source.validation, world, torch.device("cpu")).passes
+        return Evaluation(settings, parts.source.validation, world, CPU).passes
 
     assert passes(World(0, 0, 1)) == passes(World(2, 2, 3))
     assert len({index for chosen in passes(World()) for index in chosen}) == sum(map(len, passes(World())))
@@ -98,7 +70,7 @@ def test_evaluation_does_not_depend_on_how_passes_are_shared(make_settings: Make
 
 
 def test_metrics_say_what_the_design_promises(make_settings: MakeSettings) -> None:
-    lines = run(make_settings(train={"steps": 4}, logging={"every_steps": 2}, eval={"every_steps": 4}))
+    lines = trained(make_settings(train={"steps": 4}, logging={"every_steps": 2}, eval={"every_steps": 4})).lines
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 4]
     promised = {"step", "loss", "learning_rate", "seconds", "samples_per_second", "memory_bytes", "grad_norm"}
@@ -116,21 +88,19 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step(make_settings:
         train={"steps": 50, "max_grad_norm": 0.0}, optimizer={"name": "sgd", "lr": 1e12, "weight_decay": 1e12}
     )
     with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step \d+"):
-        run(settings)
+        trained(settings)
 
 
 def test_the_result_holds_what_the_summary_needs(make_settings: MakeSettings) -> None:
-    settings = make_settings(**SHORT, sample={"prompt": "def ", "tokens": 12})
-    parts = parts_of(settings)
-    progress = train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
-    found = result(parts, progress)
+    run = trained(make_settings(**SHORT, sample={"prompt": "def ", "tokens": 12}))
+    found = run.result
     assert found["steps"] == 5
     assert found["samples"] == 5 * 16
-    assert found["final_loss"] == progress.loss
+    assert found["final_loss"] == run.progress.loss
     assert found["corpus"]["unigram_entropy"] > 1
     assert found["sample"].startswith("def ")
     assert found["memory"][0]["rss"] > 50e6
-    assert result(parts, progress)["sample"] == found["sample"]
+    assert run.result["sample"] == found["sample"]
 
 
 def test_evaluating_in_another_format_than_a_casting_strategy_trains_in_is_refused(make_settings: MakeSettings) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +9,12 @@ import pytest
 import torch
 from strategy_runs import Case, largest_difference
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from tests.warm_ranks import run_case
 from trainkit.errors import TrainingError
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.optim import SkippedSteps
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
+from trainkit.trainer.settings import Settings
 
-MakeSettings = Callable[..., Settings]
 STEPS = 12
 SHORT: dict[str, Any] = {"train": {"steps": STEPS}, "eval": {"every_steps": 0}}
 
@@ -29,12 +23,7 @@ DISTANCE = {"bf16": 5e-4, "fp16": 5e-5, "weights": 1e-3}
 
 
 def losses(settings: Settings) -> dict[int, float]:
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    train(parts, 0, metrics, Requests())
-    metrics.close()
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    return {line["step"]: line["loss"] for line in trained(settings).lines}
 
 
 @pytest.mark.parametrize(
@@ -57,9 +46,7 @@ def test_a_16_bit_format_stays_near_fp32_and_is_not_fp32(
 def test_weights_gradients_and_moments_in_bf16_take_half_the_memory(make_settings: MakeSettings) -> None:
     held = {}
     for weights in ("fp32", "bf16"):
-        settings = make_settings(**SHORT, precision={"dtype": "bf16", "weights": weights})
-        parts = assemble(settings, World(), torch.device("cpu"))
-        train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+        parts = trained(make_settings(**SHORT, precision={"dtype": "bf16", "weights": weights})).parts
         optimizer = vars(parts.strategy)["optimizer"]
         moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
         held[weights] = sum(tensor.nbytes for tensor in [*parts.strategy.model.parameters(), *moments])
@@ -72,8 +59,7 @@ def test_evaluation_in_a_format_of_its_own_leaves_training_as_it_is(make_setting
         settings = make_settings(
             train={"steps": 3}, eval={"every_steps": 3}, precision={"dtype": "fp32", "eval": dtype}
         )
-        parts = assemble(settings, World(), torch.device("cpu"))
-        progress = train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+        progress = trained(settings).progress
         found[dtype] = progress.loss, progress.eval_loss
     assert found["same"][0] == found["bf16"][0]
     assert found["same"][1] != found["bf16"][1]
@@ -81,23 +67,20 @@ def test_evaluation_in_a_format_of_its_own_leaves_training_as_it_is(make_setting
 
 
 def test_fp16_that_skips_every_step_ends_the_run_and_names_bf16(make_settings: MakeSettings) -> None:
-    settings = make_settings(train={"steps": 60}, precision={"dtype": "fp16"})
-    parts = assemble(settings, World(), torch.device("cpu"))
+    parts = parts_of(make_settings(train={"steps": 60}, precision={"dtype": "fp16"}))
     with torch.no_grad():
         next(parts.strategy.model.parameters()).fill_(float("nan"))
     with pytest.raises(TrainingError, match="fp16 has skipped the 24 steps up to step 24") as caught:
-        train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+        trained(parts)
     assert "precision to bf16" in caught.value.diagnostics[0].hint
 
 
 def test_skipped_steps_are_counted_and_stand_in_the_result(make_settings: MakeSettings) -> None:
-    settings = make_settings(train={"steps": 6}, precision={"dtype": "fp16"})
-    parts = assemble(settings, World(), torch.device("cpu"))
+    parts = parts_of(make_settings(train={"steps": 6}, precision={"dtype": "fp16"}))
     vars(parts.strategy)["scaler"]._init_scale = 2.0**40  # overflows until it has been halved often enough
-    progress = train(parts, 0, Metrics(settings.run_dir, [], main=True), Requests())
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    skipped = [line["skipped_steps"] for line in lines if "loss" in line]
-    assert skipped[-1] == result(parts, progress)["skipped_steps"] > 0
+    found = trained(parts)
+    skipped = [line["skipped_steps"] for line in found.lines if "loss" in line]
+    assert skipped[-1] == found.result["skipped_steps"] > 0
     assert skipped == sorted(skipped)
 
 

@@ -5,46 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, trained
 from trainkit.runner.report.summary import profile_rows
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.perf import profiling
 from trainkit.trainer.perf.profiling import GROUPS, NAMES, group_of, seconds_by_group
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
 
-MakeSettings = Callable[..., Settings]
 FIVE: dict[str, Any] = {"train": {"steps": 5}, "eval": {"every_steps": 0}, "model": {"dropout": 0.1}}
 
 
-def run(settings: Settings) -> tuple[dict[str, Any], list[float]]:
-    """The result and the losses of a run in this process."""
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    progress = train(parts, 0, metrics, Requests())
-    metrics.close()
-    return result(parts, progress), [line["loss"] for line in lines(settings)]
-
-
-def lines(settings: Settings) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_contractions_take_time_forward_and_backward_and_the_losses_stay_bit_equal(make_settings: MakeSettings) -> None:
-    settings = make_settings(**FIVE, profile={"steps": 2, "after": 1})
-    found, losses = run(settings)
-    without = make_settings(**FIVE)
-    assert (None, losses) == (run(without)[0]["profile"], [line["loss"] for line in lines(without)])
-    assert not (without.run_dir / "profile").exists()
-    profile = found["profile"]
+    found, without = trained(make_settings(**FIVE, profile={"steps": 2, "after": 1})), trained(make_settings(**FIVE))
+    assert (without.result["profile"], without.losses) == (None, found.losses)
+    assert not (without.parts.settings.run_dir / "profile").exists()
+    profile = found.result["profile"]
     assert profile["steps"] == 2
     for phase in ("forward", "backward"):
         assert all(profile["operators"][phase][group] > 0 for group in GROUPS)
@@ -92,16 +71,16 @@ def test_the_watched_seconds_begin_and_end_with_nothing_left_to_do_on_the_device
         waits.append(device)
 
     monkeypatch.setattr(profiling, "wait_for", wait)
-    found, _ = run(make_settings(**FIVE, profile={"steps": 2, "after": 1}))
+    profile = trained(make_settings(**FIVE, profile={"steps": 2, "after": 1})).result["profile"]
     assert len(waits) == 2  # and not in each step
-    assert 1.0 <= found["profile"]["seconds"] < 2.0
+    assert 1.0 <= profile["seconds"] < 2.0
 
 
 def test_a_run_that_ends_before_all_steps_were_seen_says_how_many_were(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found, _ = run(make_settings(**FIVE, profile={"steps": 9, "after": 3}))
-    assert found["profile"]["steps"] == 2
+    found = trained(make_settings(**FIVE, profile={"steps": 9, "after": 3}))
+    assert found.result["profile"]["steps"] == 2
     assert "2 of 9 steps were profiled: the run ended before" in caplog.text
 
 

@@ -21,28 +21,28 @@ import pytest
 import torch
 from strategy_runs import Case, write_settings
 
+from tests.trainer.training import MakeSettings, lines_of, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.trainer import distributed
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Progress, Requests, train
 from trainkit.trainer.metrics.predictions import write_result
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.setup import Parts
 
-MakeSettings = Callable[..., Settings]
 ROOT = Path(__file__).parents[2]
 EVERY_STEP: dict[str, Any] = {"checkpoint": {"every_steps": 1, "keep": 0}}
+WILD: dict[str, Any] = {  # the loss is soon no number
+    "optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12},
+    "train": {"steps": 50, "max_grad_norm": 0.0},
+}
 
 
-def parts_of(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
-
-
-def run(settings: Settings) -> Progress:
-    return train(parts_of(settings), 0, Metrics(settings.run_dir, [], main=True), Requests())
+def save(parts: Parts, *steps: int) -> None:
+    for step in steps:
+        parts.checkpoints.save(step, parts.strategy)
+    parts.checkpoints.wait()
 
 
 def saved(run_dir: Path) -> list[str]:
@@ -65,13 +65,9 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 
 
 def test_weights_that_are_no_numbers_take_no_good_checkpoints_place(make_settings: MakeSettings) -> None:
-    wild = {
-        "optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12},
-        "train": {"steps": 50, "max_grad_norm": 0.0},
-    }
-    settings = make_settings(**wild, **EVERY_STEP, logging={"every_steps": 1000})
+    settings = make_settings(**WILD, **EVERY_STEP, logging={"every_steps": 1000})
     with pytest.raises(TrainingError, match=r"is (nan|inf) at step \d+") as caught:
-        run(settings)
+        trained(settings)
     step = int(str(caught.value).rsplit(" ", 1)[1])
     assert saved(settings.run_dir) == [f"step-{number:08}" for number in range(1, step)]
 
@@ -79,25 +75,19 @@ def test_weights_that_are_no_numbers_take_no_good_checkpoints_place(make_setting
 def test_steps_that_fp16_skips_for_a_loss_that_is_no_number_take_no_good_checkpoints_place(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wild = {"optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12}, "train": {"steps": 6, "max_grad_norm": 0.0}}
-    settings = make_settings(**wild, checkpoint={"every_steps": 1, "keep": 1}, precision={"dtype": "fp16"})
-    run(settings)
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    sound = max(line["step"] for line in lines if line.get("loss") is not None)
+    short = {**WILD, "train": {**WILD["train"], "steps": 6}}
+    settings = make_settings(**short, checkpoint={"every_steps": 1, "keep": 1}, precision={"dtype": "fp16"})
+    sound = max(line["step"] for line in trained(settings).lines if line.get("loss") is not None)
     assert sound < 6
     assert saved(settings.run_dir) == [f"step-{sound:08}"]
     assert f"no checkpoint is saved after step {sound + 1}: its loss is nan" in caplog.text
 
 
 def test_the_line_of_a_lost_step_is_in_the_metrics(make_settings: MakeSettings) -> None:
-    wild = {
-        "optimizer": {"name": "sgd", "lr": 1e12, "weight_decay": 1e12},
-        "train": {"steps": 50, "max_grad_norm": 0.0},
-    }
-    settings = make_settings(**wild)
+    settings = make_settings(**WILD)
     with pytest.raises(TrainingError, match="at step") as caught:
-        run(settings)
-    last = json.loads((settings.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+        trained(settings)
+    last = lines_of(settings)[-1]
     assert str(caught.value).endswith(f"at step {last['step']}")
     assert None in (last["loss"], last["grad_norm"])
 
@@ -142,10 +132,16 @@ def test_a_request_to_save_that_comes_while_the_trainer_starts_waits_for_the_fir
 
 
 @pytest.fixture
+def parts(make_settings: MakeSettings) -> Parts:
+    """Of a run that saves after every step."""
+    return parts_of(make_settings(**EVERY_STEP))
+
+
+@pytest.fixture
 def finished(make_settings: MakeSettings) -> Settings:
     """A finished run of two steps, and the settings of one that resumes from its end."""
     settings = make_settings(**EVERY_STEP, train={"steps": 2})
-    run(settings)
+    trained(settings)
     return dataclasses.replace(settings, resume=settings.run_dir / "checkpoints/step-00000002")
 
 
@@ -182,25 +178,21 @@ def test_a_manifest_of_something_else_is_refused(finished: Settings) -> None:
         resume(parts_of(finished), restarted=False)
 
 
-def test_a_rank_whose_peer_is_gone_blames_no_disk_and_leaves_what_was_begun(make_settings: MakeSettings) -> None:
-    parts = parts_of(make_settings(**EVERY_STEP))
-
+def test_a_rank_whose_peer_is_gone_blames_no_disk_and_leaves_what_was_begun(parts: Parts) -> None:
     def put(folder: Path) -> None:
         (folder / "part").touch()
         raise RuntimeError("[pair.cc:537] Read error [127.0.0.1]:43667: Connection reset by peer")
 
     parts.strategy.save = put  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="step 1 is not finished: another rank ended"):
-        parts.checkpoints.save(1, parts.strategy)
+        save(parts, 1)
     assert saved(parts.settings.run_dir) == [".tmp-step-00000001"]
 
 
 @pytest.mark.parametrize("still", [True, False])  # another rank may have made room by what it removed
 def test_torchs_words_for_a_full_disk_are_replaced_by_the_systems(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, still: bool
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, still: bool
 ) -> None:
-    parts = parts_of(make_settings(**EVERY_STEP))
-
     def put(folder: Path) -> None:
         refused = "[Errno 28] No space left on device" if still else None
         monkeypatch.setattr(saving, "refused_write", lambda folder: refused)
@@ -208,7 +200,7 @@ def test_torchs_words_for_a_full_disk_are_replaced_by_the_systems(
 
     parts.strategy.save = put  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="No space left on device"):
-        parts.checkpoints.save(1, parts.strategy)
+        save(parts, 1)
     assert saved(parts.settings.run_dir) == []
 
 
@@ -219,60 +211,50 @@ def test_nothing_is_removed_through_a_link_in_the_place_of_the_checkpoints(
     parts = parts_of(settings)
     (tmp_path / "other").mkdir()
     (settings.run_dir / "checkpoints").symlink_to(tmp_path / "other")
-    for step in (1, 2):
-        parts.checkpoints.save(step, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 1, 2)
     assert saved(settings.run_dir) == ["step-00000001", "step-00000002"]
 
 
-def test_no_checkpoint_goes_where_a_link_in_the_place_of_the_run_directory_leads(
-    make_settings: MakeSettings, tmp_path: Path
-) -> None:
-    settings = make_settings(**EVERY_STEP)
-    parts = parts_of(settings)
-    settings.run_dir.rename(tmp_path / "moved")
+def test_no_checkpoint_goes_where_a_link_in_the_place_of_the_run_directory_leads(parts: Parts, tmp_path: Path) -> None:
+    parts.settings.run_dir.rename(tmp_path / "moved")
     (tmp_path / "other").mkdir()
-    settings.run_dir.symlink_to(tmp_path / "other")
+    parts.settings.run_dir.symlink_to(tmp_path / "other")
     with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
-        parts.checkpoints.save(1, parts.strategy)
+        save(parts, 1)
     assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_a_link_that_comes_while_a_checkpoint_is_begun_is_not_written_through(
-    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(**EVERY_STEP)
-    parts = parts_of(settings)
     original = parts.strategy.save
 
     def after_a_link(folder: Path) -> None:
-        settings.run_dir.rename(tmp_path / "moved")
+        parts.settings.run_dir.rename(tmp_path / "moved")
         (tmp_path / "other" / "checkpoints").mkdir(parents=True)
-        settings.run_dir.symlink_to(tmp_path / "other")
+        parts.settings.run_dir.symlink_to(tmp_path / "other")
         original(folder)
 
     monkeypatch.setattr(parts.strategy, "save", after_a_link)
     with pytest.raises(TrainingError, match="the checkpoint of step 1 cannot be written"):
-        parts.checkpoints.save(1, parts.strategy)
+        save(parts, 1)
     assert list((tmp_path / "other" / "checkpoints").iterdir()) == []
 
 
 def test_a_link_that_comes_while_the_ranks_wait_for_one_another_is_not_written_through(
-    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(**EVERY_STEP)
-    parts = parts_of(settings)
     (tmp_path / "other" / "checkpoints" / ".tmp-step-00000009").mkdir(parents=True)
     gather = distributed.gather_from_ranks
 
     def after_a_link(value: Any, world: World) -> Any:
-        settings.run_dir.rename(tmp_path / "moved")
-        settings.run_dir.symlink_to(tmp_path / "other")
+        parts.settings.run_dir.rename(tmp_path / "moved")
+        parts.settings.run_dir.symlink_to(tmp_path / "other")
         return gather(value, world)
 
     monkeypatch.setattr(saving, "gather_from_ranks", after_a_link)
     with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
-        parts.checkpoints.save(1, parts.strategy)
+        save(parts, 1)
     assert [path.name for path in (tmp_path / "other" / "checkpoints").iterdir()] == [".tmp-step-00000009"]
 
 
@@ -284,11 +266,9 @@ def test_the_folder_of_a_checkpoint_is_made_in_no_link(tmp_path: Path) -> None:
     assert list((tmp_path / "other" / "checkpoints").iterdir()) == []
 
 
-def test_a_run_directory_that_was_removed_is_made_anew_for_a_checkpoint(make_settings: MakeSettings) -> None:
-    parts = parts_of(make_settings(**EVERY_STEP))
+def test_a_run_directory_that_was_removed_is_made_anew_for_a_checkpoint(parts: Parts) -> None:
     shutil.rmtree(parts.settings.run_dir)
-    parts.checkpoints.save(1, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 1)
     assert saved(parts.settings.run_dir) == ["step-00000001"]
 
 
@@ -299,8 +279,7 @@ def test_the_disk_has_a_checkpoint_before_its_name_and_its_name_before_an_old_on
     parts = parts_of(make_settings(checkpoint={"every_steps": 1, "keep": 1}))
     root = parts.settings.run_dir / "checkpoints"
     scratch, old = root / ".tmp-step-00000002", root / "step-00000001"
-    parts.checkpoints.save(1, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 1)
     done: list[tuple[str, Path]] = []
     honest_sync, honest_rename, honest_remove = os.fsync, Path.rename, shutil.rmtree
 
@@ -319,8 +298,7 @@ def test_the_disk_has_a_checkpoint_before_its_name_and_its_name_before_an_old_on
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr(shutil, "rmtree", remove)
-    parts.checkpoints.save(2, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 2)
     before, after = done[: done.index(("rename", scratch))], done[done.index(("rename", scratch)) + 1 :]
     final = root / "step-00000002"
     every = {scratch, *(scratch / path.relative_to(final) for path in final.rglob("*"))}
@@ -332,29 +310,22 @@ def test_the_disk_has_a_checkpoint_before_its_name_and_its_name_before_an_old_on
 
 def test_as_many_of_the_newest_checkpoints_stay_as_the_recipe_says(make_settings: MakeSettings) -> None:
     parts = parts_of(make_settings(checkpoint={"every_steps": 1, "keep": 2}))
-    for step in (1, 2, 3, 4):
-        parts.checkpoints.save(step, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 1, 2, 3, 4)
     assert saved(parts.settings.run_dir) == ["step-00000003", "step-00000004"]
 
 
-def test_a_checkpoint_that_is_there_is_not_written_again(make_settings: MakeSettings) -> None:
-    parts = parts_of(make_settings(**EVERY_STEP))
+def test_a_checkpoint_that_is_there_is_not_written_again(parts: Parts) -> None:
     manifest = parts.settings.run_dir / "checkpoints/step-00000001/manifest.json"
-    parts.checkpoints.save(1, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 1)
     before = manifest.stat()
-    parts.checkpoints.save(1, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 1)
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_what_a_killed_attempt_has_begun_goes_with_the_next_checkpoint(make_settings: MakeSettings) -> None:
-    parts = parts_of(make_settings(**EVERY_STEP))
+def test_what_a_killed_attempt_has_begun_goes_with_the_next_checkpoint(parts: Parts) -> None:
     for name in (".tmp-step-00000007", ".tmp-old-step-00000003"):
         (parts.settings.run_dir / "checkpoints" / name / "state").mkdir(parents=True)
-    parts.checkpoints.save(8, parts.strategy)
-    parts.checkpoints.wait()
+    save(parts, 8)
     assert saved(parts.settings.run_dir) == ["step-00000008"]
 
 

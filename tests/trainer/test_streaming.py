@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.test_loop import losses, parts_of, run
+from tests.trainer.training import parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
@@ -118,7 +118,9 @@ def test_losses_of_streamed_and_of_other_data_are_equal(make_settings: MakeSetti
     for name in ("train", "validation"):
         parquet(tmp_path / "data" / f"{name}.parquet", texts(80, name))
     data = {"kind": "dataset", "path": str(tmp_path / "data"), "sequence_length": 32}
-    curves = [losses(make_settings(train={"steps": 6}, data={**data, **more})) for more in ({}, {"streaming": True})]
+    curves = [
+        trained(make_settings(train={"steps": 6}, data={**data, **more})).losses for more in ({}, {"streaming": True})
+    ]
     assert curves[0] == curves[1]
     assert len(curves[0]) == 6
 
@@ -130,7 +132,7 @@ def test_a_masked_model_learns_the_same_of_streamed_texts(make_settings: MakeSet
     model = {**BERT, "task": "masked_lm", "mask_token": 3, "config": {**TINY, "vocab_size": 300}}
     data = {"kind": "dataset", "path": str(tmp_path / "data"), "sequence_length": 16}
     curves = [
-        losses(make_settings(train={"steps": 3}, model=model, data={**data, **more}))
+        trained(make_settings(train={"steps": 3}, model=model, data={**data, **more})).losses
         for more in ({}, {"streaming": True})
     ]
     assert curves[0] == curves[1]
@@ -627,7 +629,7 @@ def test_a_resumed_run_says_which_files_are_newer_than_its_checkpoint(
     path = lines(tmp_path / "a.jsonl", texts(60))
     data = {"kind": "jsonl", "streaming": True, "sequence_length": 16, "path": str(path), "validation_rows": 5}
     settings = make_settings(data=data, train={"steps": 2}, checkpoint={"every_steps": 2})
-    run(settings)
+    trained(settings)
     again = dataclasses.replace(settings, resume=settings.run_dir / "checkpoints/step-00000002")
     assert resume(parts_of(again), restarted=False) == 2
     assert "written after" not in caplog.text
@@ -642,7 +644,7 @@ def test_samples_of_which_nothing_is_predicted_are_told_of(
     short, long = {"ask": "2+2=", "text": "4"}, {"ask": "a" * 40, "text": "4"}
     path = lines(tmp_path / "a.jsonl", [short, short, long, *[short] * 14])
     data = {"kind": "jsonl", "path": str(path), "prompt_field": "ask", "packing": False, "sequence_length": 16}
-    run(make_settings(data={**data, "streaming": True, "validation_rows": 1}, train={"steps": 3}))
+    trained(make_settings(data={**data, "streaming": True, "validation_rows": 1}, train={"steps": 3}))
     assert "of 1 sample of step 1 nothing is predicted" in caplog.text
     assert "of 3 of 48 samples nothing was predicted: set data.sequence_length higher" in caplog.text
 
@@ -654,7 +656,7 @@ def test_a_run_of_several_sources_says_them_and_saves_its_place(make_settings: M
     parts = parts_of(settings)
     assert (parts.steps, len(parts.source.train)) == (4, 0)
     assert all(key in parts.source.facts for key in ("files", "file_bytes", "stream"))
-    records = run(settings)
+    records = trained(settings).lines
     assert [each["step"] for each in records if "eval_loss" in each] == [2, 4]
     manifest = json.loads((settings.run_dir / "checkpoints/step-00000002/manifest.json").read_text())
     assert json.loads(manifest["stream"])["number"] == GLOBAL, "of the second batch"
