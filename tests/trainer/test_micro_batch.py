@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from bisect import bisect_right
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_runs import ROOT, Case, write_settings
 
+from tests.trainer.training import CPU, MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.machine.host import available_memory
 from trainkit.trainer import setup
 from trainkit.trainer.auto_batch import Found, give_back, in_words, largest_fitting
-from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.gpt import Gpt
 from trainkit.trainer.parallel.single_and_ddp import Engine
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, start_record
+from trainkit.trainer.settings import Settings
+from trainkit.trainer.setup import Parts, start_record
 
-MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 2}, "eval": {"every_steps": 0}}
 SIZES = (1, 2, 4, 8, 16)
 # About 9 MiB of activations for each sample, nearly all of them attention scores, and little to compute.
@@ -49,28 +46,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def searching(settings: Settings) -> Settings:
-    return dataclasses.replace(
-        settings, batch=dataclasses.replace(settings.batch, micro=1, accumulation=16, search=SIZES)
-    )
+@pytest.fixture
+def searching(make_settings: MakeSettings) -> MakeSettings:
+    """Settings of a run that looks for its micro batch."""
+
+    def make(**changes: Any) -> Settings:
+        settings = make_settings(**{"batch": {"micro": "auto"}, **changes})
+        batch = dataclasses.replace(settings.batch, micro=1, accumulation=16, search=SIZES)
+        return dataclasses.replace(settings, batch=batch)
+
+    return make
 
 
-def parts_of(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
-
-
-def found_in(parts: Parts) -> Found:
+def found_in(settings: Settings | Parts) -> Found:
+    parts = parts_of(settings) if isinstance(settings, Settings) else settings
     assert parts.found is not None
     return parts.found
-
-
-def losses(parts: Parts) -> list[float]:
-    run_dir = parts.settings.run_dir
-    metrics = Metrics(run_dir, [], main=True)
-    train(parts, 0, metrics, Requests())
-    metrics.close()
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines]
 
 
 @given(sizes=st.sets(st.integers(1, 500), min_size=1), limit=st.integers(0, 500))
@@ -91,11 +82,11 @@ def test_the_search_finds_the_largest_that_fits_by_few_attempts(sizes: set[int],
 
 
 def test_a_search_within_a_memory_bound_leaves_the_training_bit_equal_to_one_with_that_micro_batch(
-    make_settings: MakeSettings,
+    make_settings: MakeSettings, searching: MakeSettings
 ) -> None:
-    give_back(torch.device("cpu"))  # of the tests before, which would hide what this one takes
+    give_back(CPU)  # of the tests before, which would hide what this one takes
     bound = resident() // 2**20 + 100
-    parts = parts_of(searching(make_settings(**HEAVY, batch={"micro": "auto", "memory_mib": bound})))
+    parts = parts_of(searching(**HEAVY, batch={"micro": "auto", "memory_mib": bound}))
     found = found_in(parts)
     assert found.micro in SIZES[:-1]
     assert found.accumulation * found.micro == 16
@@ -110,51 +101,46 @@ def test_a_search_within_a_memory_bound_leaves_the_training_bit_equal_to_one_wit
     given_batch = dataclasses.replace(parts.settings.batch, search=())
     explicit = dataclasses.replace(make_settings(**HEAVY), batch=given_batch)
     assert explicit.batch.micro == found.micro
-    assert losses(parts) == losses(parts_of(explicit))
+    assert trained(parts).losses == trained(explicit).losses
 
 
-def test_what_was_found_is_remembered_for_the_same_settings_only(make_settings: MakeSettings, home: Path) -> None:
-    settings = searching(make_settings(batch={"micro": "auto"}))
-    first = found_in(parts_of(settings))
+def test_what_was_found_is_remembered_for_the_same_settings_only(searching: MakeSettings, home: Path) -> None:
+    first = found_in(searching())
     assert (first.source, first.micro) == ("searched", 16)
     assert first.remembered_in is not None
     (file,) = (home / "trainkit/micro-batches").iterdir()
     assert str(file) == first.remembered_in
-    again = found_in(parts_of(searching(make_settings(batch={"micro": "auto"}, train={"steps": 7}))))
+    again = found_in(searching(train={"steps": 7}))
     assert (again.source, again.micro, again.tried) == ("remembered", 16, ())
     assert in_words(again).endswith(f"remembered in {file}")
-    wider = found_in(parts_of(searching(make_settings(batch={"micro": "auto"}, model={"hidden_size": 34}))))
-    assert wider.source == "searched"
+    assert found_in(searching(model={"hidden_size": 34})).source == "searched"
     file.write_text(file.read_text()[:40])  # torn
-    assert found_in(parts_of(searching(make_settings(batch={"micro": "auto"})))).source == "searched"
+    assert found_in(searching()).source == "searched"
 
 
 def test_a_run_that_is_resumed_takes_the_micro_batch_of_the_run_that_it_goes_on_from(
-    make_settings: MakeSettings, home: Path
+    searching: MakeSettings, home: Path
 ) -> None:
-    first = parts_of(searching(make_settings(batch={"micro": "auto"})))
+    first = parts_of(searching())
     (file,) = (home / "trainkit/micro-batches").iterdir()
     file.unlink()
     beside = first.settings.run_dir / "micro-batch.json"
     beside.write_text(beside.read_text().replace('"micro": 16', '"micro": 4'))  # as if found when memory was short
-    resumed = dataclasses.replace(
-        searching(make_settings(batch={"micro": "auto"})),
-        resume=first.settings.run_dir / "checkpoints/step-00000002",
-    )
-    found = found_in(parts_of(resumed))
+    checkpoint = first.settings.run_dir / "checkpoints/step-00000002"
+    found = found_in(dataclasses.replace(searching(), resume=checkpoint))
     assert (found.source, found.micro) == ("remembered", 4)
 
 
-def test_a_copy_whose_embeddings_bitsandbytes_keeps_in_32_bit_leaves_no_trace(make_settings: MakeSettings) -> None:
-    parts = parts_of(searching(make_settings(batch={"micro": "auto"}, optimizer={"name": "adamw_bnb_8bit"})))
+def test_a_copy_whose_embeddings_bitsandbytes_keeps_in_32_bit_leaves_no_trace(searching: MakeSettings) -> None:
+    parts = parts_of(searching(optimizer={"name": "adamw_bnb_8bit"}))
     manager = pytest.importorskip("bitsandbytes").optim.GlobalOptimManager.get_instance()
     kept = [module for module, _, _ in manager.module_weight_config_triple]
     assert kept == [module for module in parts.model.modules() if isinstance(module, torch.nn.Embedding)]
 
 
-def test_a_bound_that_not_one_sample_keeps_is_an_error_that_says_what_to_do(make_settings: MakeSettings) -> None:
+def test_a_bound_that_not_one_sample_keeps_is_an_error_that_says_what_to_do(searching: MakeSettings) -> None:
     with pytest.raises(TrainingError, match="not even a micro batch of 1 fits: more than the limit on rank 0") as error:
-        parts_of(searching(make_settings(batch={"micro": "auto", "memory_mib": 1})))
+        parts_of(searching(batch={"micro": "auto", "memory_mib": 1}))
     assert "gradient_checkpointing" in error.value.diagnostics[0].hint
 
 
@@ -206,10 +192,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, above
     ids=["forward", "cublas", "cudnn", "nccl", "launch", "backward", "update"],
 )
 def test_a_size_that_fails_is_too_large_and_the_search_goes_on_with_the_copy_that_it_has(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, place: str, text: str
+    make_settings: MakeSettings, searching: MakeSettings, monkeypatch: pytest.MonkeyPatch, place: str, text: str
 ) -> None:
     # The scaler of fp16 knows how far a step has come.
-    settings = searching(make_settings(batch={"micro": "auto"}, precision={"dtype": "fp16"}, **SHORT))
+    settings = searching(precision={"dtype": "fp16"}, **SHORT)
     explicit = dataclasses.replace(
         make_settings(precision={"dtype": "fp16"}, **SHORT),
         batch=dataclasses.replace(settings.batch, micro=4, accumulation=4, search=()),
@@ -218,21 +204,19 @@ def test_a_size_that_fails_is_too_large_and_the_search_goes_on_with_the_copy_tha
     parts = parts_of(settings)
     assert drawn == [2]  # the copy, and the one that trains
     found = found_in(parts)
-    assert (found.micro, [(tried.micro, tried.fits) for tried in found.tried]) == (
-        4,
-        [(1, True), (2, True), (4, True), (8, False)],
-    )
+    assert found.micro == 4
+    assert [(tried.micro, tried.fits) for tried in found.tried] == [(1, True), (2, True), (4, True), (8, False)]
     assert found.tried[-1].why.startswith(("out of memory on rank 0", f"more than a kernel takes ({text[:40]}"))
-    assert losses(parts) == losses(parts_of(explicit))
+    assert trained(parts).losses == trained(explicit).losses
 
 
 def test_sizes_after_one_that_failed_are_tried_with_the_same_copy(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    searching: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = searching(make_settings(batch={"micro": "auto"}))
+    settings = searching()
     batch = dataclasses.replace(settings.batch, search=tuple(range(1, 17)))
     drawn = failing(monkeypatch, "update", MemoryError(), above=5)
-    found = found_in(parts_of(dataclasses.replace(settings, batch=batch)))
+    found = found_in(dataclasses.replace(settings, batch=batch))
     assert (found.micro, drawn) == (5, [2])
     assert [tried.micro for tried in found.tried] == [1, 2, 4, 8, 6, 5]
 
@@ -241,11 +225,11 @@ def test_sizes_after_one_that_failed_are_tried_with_the_same_copy(
     "text", [TOO_LARGE[2], TOO_LARGE[4], "mat1 and mat2 shapes cannot be multiplied"], ids=["cudnn", "launch", "shape"]
 )
 def test_what_need_not_be_the_size_stays_an_error_where_nothing_smaller_has_fitted(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, text: str
+    searching: MakeSettings, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     failing(monkeypatch, "forward", RuntimeError(text), above=0)
     with pytest.raises(RuntimeError, match=re.escape(text)):
-        parts_of(searching(make_settings(batch={"micro": "auto"})))
+        parts_of(searching())
 
 
 SHORT_OF_MEMORY = """

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.trainer.training import CPU, MakeSettings, parts_of
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.trainer import loop
 from trainkit.trainer.distributed import process_group
@@ -22,10 +23,8 @@ from trainkit.trainer.loop import YOUNG_EVERY, batches, collected_between_steps,
 from trainkit.trainer.optim import clip_gradients
 from trainkit.trainer.parallel.single_and_ddp import Single
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.setup import Parts
 
-MakeSettings = Callable[..., Settings]
-CPU = torch.device("cpu")
 READ = "aten._local_scalar_dense"  # what `item`, `tolist` and `float` of a tensor come to
 ACCUMULATION = 8  # of the small runs
 
@@ -50,7 +49,7 @@ def operations() -> Iterator[Counter[str]]:
 
 
 def accumulating(make_settings: MakeSettings, **changes: dict[str, Any]) -> Parts:
-    parts = assemble(make_settings(**changes), World(), CPU)
+    parts = parts_of(make_settings(**changes))
     assert parts.settings.batch.accumulation == ACCUMULATION
     return parts
 
@@ -59,11 +58,7 @@ def accumulating(make_settings: MakeSettings, **changes: dict[str, Any]) -> Part
 @pytest.mark.parametrize("norm", [1.0, 0.0])
 def test_a_step_reads_nothing_back_to_the_host(dtype: str, norm: float, make_settings: MakeSettings) -> None:
     """On a card each of these would wait for all that was launched before."""
-    parts = accumulating(
-        make_settings,
-        precision={"dtype": dtype},
-        train={"max_grad_norm": norm},
-    )
+    parts = accumulating(make_settings, precision={"dtype": dtype}, train={"max_grad_norm": norm})
     given = batches(parts, 0)
     batch = next(given)
     optimizer_step(parts, 0, batch, batch.counted)  # the first makes the state, and the sizes for the summary
@@ -75,7 +70,7 @@ def test_a_step_reads_nothing_back_to_the_host(dtype: str, norm: float, make_set
 
 
 def test_an_evaluation_is_read_once_and_not_once_a_pass(make_settings: MakeSettings) -> None:
-    parts = assemble(make_settings(eval={"batches": 5}), World(), CPU)
+    parts = parts_of(make_settings(eval={"batches": 5}))
     with operations() as found:
         parts.evaluation.loss(parts.strategy, parts.eval_autocast)
     assert len(parts.evaluation.passes) == 5
@@ -119,17 +114,46 @@ def test_clipping_that_is_off_writes_no_gradient() -> None:
     assert [each.grad._version for each in parameters if each.grad is not None] != versions
 
 
-@pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
-@pytest.mark.parametrize(("way", "times"), [("each_micro_step", ACCUMULATION), ("once", 1)])
-def test_fsdp_reduces_gradients_as_often_as_it_is_told(way: str, times: int, make_settings: MakeSettings) -> None:
+def events_of_a_step(settings: Settings) -> list[str]:
+    """What torch's profiler sees of one step, in order."""
     with process_group(World(), CPU, needed=True):
-        parts = accumulating(make_settings, strategy={"kind": "fsdp", "reduce_gradients": way}, model={"layers": 2})
+        parts = parts_of(settings)
         batch = next(batches(parts, 0))
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             optimizer_step(parts, 0, batch, batch.counted)
         del parts
-    reduced = [event.name for event in seen.events() or [] if event.name.startswith("FSDP::post_backward_reduce")]
+    return [event.name for event in sorted(seen.events() or [], key=lambda event: event.time_range.start)]
+
+
+@pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
+@pytest.mark.parametrize(("way", "times"), [("each_micro_step", ACCUMULATION), ("once", 1)])
+def test_fsdp_reduces_gradients_as_often_as_it_is_told(way: str, times: int, make_settings: MakeSettings) -> None:
+    names = events_of_a_step(make_settings(strategy={"kind": "fsdp", "reduce_gradients": way}, model={"layers": 2}))
+    reduced = [name for name in names if name.startswith("FSDP::post_backward_reduce")]
     assert len(reduced) == times * 3  # two blocks, and what is around them
+
+
+@pytest.mark.needs("torch>=2.7")
+@pytest.mark.parametrize(("prefetch", "forward"), [(1, []), (3, [1, 2, 3])])
+def test_so_many_units_are_gathered_while_a_block_computes(
+    prefetch: int, forward: list[int], make_settings: MakeSettings
+) -> None:
+    """By itself FSDP2 gathers one unit ahead in backward, and in forward leaves that to the order of the streams."""
+    names = events_of_a_step(make_settings(strategy={"kind": "fsdp", "prefetch": prefetch}, model={"layers": 5}))
+    assert gathered(names, "forward", 0) == forward
+    assert gathered(names, "backward", 4) == [3, 2, 1, 0][:prefetch]
+
+
+def gathered(names: list[str], direction: str, block: int) -> list[int]:
+    """The blocks whose shards are gathered between the beginning of one block's pass and of the next thing's."""
+    begun = names.index(f"FSDP::pre_{direction} (blocks.{block})")
+    found: list[int] = []
+    for name in names[begun + 1 :]:
+        if name.startswith(f"FSDP::{direction}_prefetch for blocks."):
+            found.append(int(name.rpartition(".")[2]))
+        elif name.startswith("FSDP::p"):  # pre_… or post_… of whatever comes next
+            break
+    return found
 
 
 def test_garbage_is_collected_between_steps_alone() -> None:
@@ -154,7 +178,7 @@ def test_garbage_is_collected_between_steps_alone() -> None:
 def test_the_usual_adamw_is_fused_unless_an_argument_says_otherwise(
     arguments: dict[str, Any], fused: bool | None, make_settings: MakeSettings
 ) -> None:
-    parts = assemble(make_settings(optimizer={"name": "adamw_torch", "args": arguments}), World(), CPU)
+    parts = parts_of(make_settings(optimizer={"name": "adamw_torch", "args": arguments}))
     assert isinstance(parts.strategy, Single)
     assert parts.strategy.optimizer.defaults["fused"] is fused
     assert OPTIMIZERS["adamw_torch"].fixed_on["cuda"] == {"fused": True}
