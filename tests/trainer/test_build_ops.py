@@ -25,47 +25,44 @@ def test_a_lock_that_nobody_holds_is_cleared_and_one_that_a_build_holds_is_not(t
         assert (tmp_path / "held/lock").exists()
 
 
-def test_what_is_built_is_not_built_again_and_a_lost_library_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library, built = tmp_path / "op.so", []
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The devices and cards that an op has been built for; its library is op.so in the test's folder."""
+    done: list[tuple[str, str]] = []
 
     def build(name: str, device: str, capabilities: str) -> str:
-        built.append(name)
-        library.touch()
-        return str(library)
+        done.append((device, capabilities))
+        (tmp_path / "op.so").touch()
+        return str(tmp_path / "op.so")
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     monkeypatch.setattr(build_ops, "_build", build)
+    return done
+
+
+def test_what_is_built_is_not_built_again_and_a_lost_library_is(tmp_path: Path, built: list[tuple[str, str]]) -> None:
     build_missing(["cpu_adam"])
     build_missing(["cpu_adam"])
-    assert built == ["cpu_adam"]
+    assert len(built) == 1
     lock = tmp_path / "op" / "lock"  # of a rank that was killed while it loaded the op: others would wait for ever
     lock.parent.mkdir()
     lock.touch()
     build_missing(["cpu_adam"])
     assert not lock.exists()
-    library.unlink()
+    (tmp_path / "op.so").unlink()
     build_missing(["cpu_adam"])
-    assert built == ["cpu_adam"] * 2
+    assert len(built) == 2
 
 
-def test_what_is_built_for_one_device_is_not_taken_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, built = tmp_path / "op.so", []
-
-    def build(name: str, device: str, capabilities: str) -> str:
-        built.append((device, capabilities))
-        library.touch()
-        return str(library)
-
+def test_what_is_built_for_one_device_is_not_taken_for_another(
+    built: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(*asked: str) -> list[tuple[str, str]]:
         built.clear()
         build_missing(["cpu_adam"], *asked)
         return list(built)
 
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    monkeypatch.setattr(build_ops, "_build", build)
     assert missing("cpu") == [("cpu", "")]
     assert missing("cuda", "8.0") == [("cuda", "8.0")]
     assert missing("cuda", "8.0") == []
@@ -76,18 +73,20 @@ def test_what_is_built_for_one_device_is_not_taken_for_another(tmp_path: Path, m
     assert missing("cuda", "8.0") == [("cuda", "9.0")]
 
 
-def test_no_op_for_cards_is_built_where_torch_sees_none(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "fused_adam"),
-            *("--device", "cuda", "--capabilities", "8.0,9.0"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+def building(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainkit.trainer.perf.build_ops", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_no_op_for_cards_is_built_where_torch_sees_none(tmp_path: Path) -> None:
+    hidden = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    done = building("--ops", "fused_adam", "--device", "cuda", "--capabilities", "8.0,9.0", **hidden)
     assert (done.returncode, done.stdout) == (4, "")
     assert "fused_adam cannot be built on this machine: torch sees no CUDA card" in done.stderr
     assert not list(tmp_path.rglob("*.so"))
@@ -116,14 +115,7 @@ def test_what_a_machine_lacks_for_an_op_is_one_line_and_exit_code_4(variable: st
     linker.write_text(WITHOUT_LIBAIO)
     linker.chmod(0o755)
     lacking = {"CXX": "no-such-compiler", "CC": str(linker)}[variable]
-    done = subprocess.run(
-        [sys.executable, "-m", "trainkit.trainer.perf.build_ops", "--ops", "async_io"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(tmp_path), variable: lacking},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = building("--ops", "async_io", **{"TORCH_EXTENSIONS_DIR": str(tmp_path), variable: lacking})
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.startswith(f"error: the DeepSpeed op async_io cannot be built on this machine: {told}")
     assert done.stderr.count("\n") == 1
