@@ -101,9 +101,3 @@ def test_the_result_holds_what_the_summary_needs(make_settings: MakeSettings) ->
     assert found["sample"].startswith("def ")
     assert found["memory"][0]["rss"] > 50e6
     assert run.result["sample"] == found["sample"]
-
-
-def test_evaluating_in_another_format_than_a_casting_strategy_trains_in_is_refused(make_settings: MakeSettings) -> None:
-    settings = make_settings(strategy={"kind": "fsdp"}, precision={"dtype": "bf16", "eval": "fp32"})
-    with pytest.raises(TrainingError, match="fsdp cannot evaluate in fp32 what it trains in bf16"):
-        parts_of(settings)

@@ -137,17 +137,6 @@ def casts_kept() -> Iterator[None]:
             torch.clear_autocast_cache()
 
 
-def check_precision(settings: Settings) -> None:
-    """TrainingError for what planning refuses, should a settings file come from elsewhere."""
-    kind = settings.recipe.strategy.kind
-    if kind.startswith("zero") and settings.dtype == "fp16" and settings.device == "cpu":
-        raise TrainingError(f"{kind} cannot train fp16 on a CPU")
-    if STRATEGIES[kind].casts and settings.eval_dtype != settings.dtype:
-        raise TrainingError(f"{kind} cannot evaluate in {settings.eval_dtype} what it trains in {settings.dtype}")
-    if settings.recipe.precision.weights == "bf16" and (settings.dtype != "bf16" or kind.startswith("zero")):
-        raise TrainingError(f"{kind} cannot keep bf16 weights and train in {settings.dtype}")
-
-
 class SkippedSteps:
     """Watches how many updates fp16 loss scaling skips: some at the start are usual, one after another are the end."""
 

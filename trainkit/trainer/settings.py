@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,12 @@ def read_settings(path: Path, resume: Path | None = None) -> Settings:
         data = parse_json(read_whole(path))
         deepspeed = data.get("deepspeed")
         batch = {key: value for key, value in data["batch"].items() if key in known}
+        # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
+        recipe = Recipe.model_validate_json(json.dumps(data["recipe"]))
+        if repositories := data.get("repositories"):  # of the Hub: folders of this process's cache take their place
+            recipe = located(recipe, repositories, cache_root(os.environ, str(Path.home())))
         return Settings(
-            # JSON mode: what the file format cannot express (tuples, int against float) is not held against it
-            recipe=_in_the_cache(Recipe.model_validate_json(json.dumps(data["recipe"])), data.get("repositories", ())),
+            recipe=recipe,
             batch=SolvedBatch(**{**batch, "search": tuple(batch.get("search", ()))}),
             device=data["device"],
             dtype=data["dtype"],
@@ -83,8 +86,3 @@ def read_settings(path: Path, resume: Path | None = None) -> Settings:
         raise TrainingError(f"the settings file {path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, AttributeError, ValidationError) as error:
         raise TrainingError(f"the settings file {path} is not a trainer.json as trainkit writes it: {error}") from error
-
-
-def _in_the_cache(recipe: Recipe, repositories: Sequence[tuple[str, str, str, str]]) -> Recipe:
-    """The recipe with folders of this process's cache in the place of names of the Hub."""
-    return located(recipe, repositories, cache_root(os.environ, str(Path.home()))) if repositories else recipe

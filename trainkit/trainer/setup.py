@@ -35,7 +35,7 @@ from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fin
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.quantized import compute_in
 from trainkit.trainer.models.target import loss_function
-from trainkit.trainer.optim import DTYPES, autocast, check_precision, learning_rate, set_tf32
+from trainkit.trainer.optim import DTYPES, autocast, learning_rate, set_tf32
 from trainkit.trainer.parallel import STRATEGIES, Strategy
 from trainkit.trainer.perf.efficiency import checkpoint_blocks, compile_model
 from trainkit.trainer.perf.profiling import Profiler
@@ -73,7 +73,6 @@ class Parts:
 def assemble(settings: Settings, world: World, device: torch.device, heartbeat: Heartbeat | None = None) -> Parts:
     """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
     recipe, kind = settings.recipe, settings.recipe.strategy.kind
-    check_precision(settings)
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
         be_deterministic()

@@ -37,8 +37,6 @@ BUILDERS: Mapping[str, str] = {
 LIBRARIES: Mapping[str, tuple[str, str]] = {
     "async_io": ("libaio", "apt install libaio-dev, or dnf install libaio-devel; elsewhere set CFLAGS and LDFLAGS"),
 }
-
-
 YOUNG_SECONDS = 1.0
 
 
@@ -94,7 +92,11 @@ def _build(name: str, device: str, capabilities: str) -> str:
     """Build one op and return the path of its library. The builder's output is shown only when it fails."""
     os.environ["DS_ACCELERATOR"] = device
     if device == "cuda":
-        _need_cuda(name)
+        import torch  # takes seconds, and what is built already does not need it
+
+        if not torch.cuda.is_available():  # DeepSpeed would build the op without its kernels, and say nothing
+            remedy = "see what `trainkit doctor` says of cards and driver"
+            raise _cannot_be_built(name, "torch sees no CUDA card", remedy)
         if capabilities:  # or else DeepSpeed asks the cards that it sees
             os.environ["TORCH_CUDA_ARCH_LIST"] = capabilities
     compiler = os.environ.get("CXX", "c++")
@@ -117,14 +119,6 @@ def _build(name: str, device: str, capabilities: str) -> str:
             output_text = output.read().decode(errors="replace")
             raise _cannot_be_built(name, f"{error}\n{output_text}".strip()) from error
     return str(module.__file__)
-
-
-def _need_cuda(name: str) -> None:
-    """MachineError where torch sees no card: DeepSpeed would build the op without its kernels, and say nothing."""
-    import torch  # takes seconds, and what is built already does not need it
-
-    if not torch.cuda.is_available():
-        raise _cannot_be_built(name, "torch sees no CUDA card", "see what `trainkit doctor` says of cards and driver")
 
 
 def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
