@@ -1,4 +1,4 @@
-"""Comparing a recipe with its variants: rows, table and plot are pure, bench runs them."""
+"""`trainkit bench`: a recipe compared with its variants; what a run gave, the runs themselves, table and plot."""
 
 from __future__ import annotations
 
@@ -42,6 +42,28 @@ MEMORY_MEANING: Mapping[MemoryKind, str] = {
 }
 MEMORY_HEAD: Mapping[MemoryKind, str] = {"gpu": "GPU memory", "rss": "peak RSS"}
 _REASON = 100  # characters of a failure's reason in the table; files hold all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A recipe to be run, or the reason why it cannot be (`refusal`)."""
+
+    name: str
+    description: str
+    request: RunRequest | None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is compared. base: the name of the candidate that the others are measured by."""
+
+    recipe: str
+    machine: str
+    memory: MemoryKind
+    base: str
+    candidates: Sequence[Candidate]
+    repeat: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +147,19 @@ class Comparison:
 def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_directory: str) -> Measurement:
     """What a run's summary says. errors: the end of the ranks' standard error, which shows what a failure was."""
     outcome, reason = _outcome(summary, errors)
-    seconds = _number(summary.get("train_seconds"))
     ranks, cards = summary.get("memory") or (), summary.get("gpu_memory_occupied") or {}
     used = cards.values() if kind == "gpu" else [rank["rss"] for rank in ranks if rank.get("rss")]
+    trained = summary.get("train_seconds")
     return Measurement(
         outcome,
         summary.get("exit_code"),
         reason,
-        seconds if seconds is not None else _number(summary.get("wall_seconds")),
-        _number(summary.get("samples_per_second")),
-        max(used, default=None),
-        _number(summary.get("final_loss")),
-        run_directory,
+        seconds=trained if trained is not None else summary.get("wall_seconds"),
+        samples_per_second=summary.get("samples_per_second"),
+        memory_bytes=max(used, default=None),
+        final_loss=summary.get("final_loss"),
+        run_directory=run_directory,
     )
-
-
-def compare(rows: Sequence[Row], base: str) -> list[Row]:
-    """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
-    reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
-    if reference is None:
-        return list(rows)
-    speed, memory = reference.median("samples_per_second"), reference.memory_bytes
-    return [
-        replace(row, speed=_ratio(row.median("samples_per_second"), speed), memory=_ratio(row.memory_bytes, memory))
-        for row in rows
-    ]
-
-
-def remaining(walls: Sequence[float], left: int, spent: float = 0.0) -> float | None:
-    """Seconds that so many more runs may take, by the mean of those before; None before the first has ended.
-
-    spent: seconds that the first of them has taken so far.
-    """
-    if not walls or not left:
-        return None
-    mean = sum(walls) / len(walls)
-    return mean * (left - 1) + max(mean - spent, 0.0)
 
 
 def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
@@ -177,12 +176,139 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
     return "failed", f"{why} (exit code {code})" if str(code) not in why else why
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def compare(rows: Sequence[Row], base: str) -> list[Row]:
+    """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
+    reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
+    if reference is None:
+        return list(rows)
+
+    def ratio(value: float | None, by: float | None) -> float | None:
+        return value / by if value is not None and by else None
+
+    speed, memory = reference.median("samples_per_second"), reference.memory_bytes
+    return [
+        replace(row, speed=ratio(row.median("samples_per_second"), speed), memory=ratio(row.memory_bytes, memory))
+        for row in rows
+    ]
 
 
-def _ratio(value: float | None, reference: float | None) -> float | None:
-    return value / reference if value is not None and reference else None
+def remaining(walls: Sequence[float], left: int, spent: float = 0.0) -> float | None:
+    """Seconds that so many more runs may take, by the mean of those before; None before the first has ended.
+
+    spent: seconds that the first of them has taken so far.
+    """
+    if not walls or not left:
+        return None
+    mean = sum(walls) / len(walls)
+    return mean * (left - 1) + max(mean - spent, 0.0)
+
+
+class BenchTerminal(Terminal):
+    """Shows trainkit's own lines of a run, and how far the whole bench is on the live line."""
+
+    whole: Callable[[], str]  # says how far
+
+    def program(self, stream: Stream, data: bytes) -> None:
+        """Nothing: a comparison is no place for the output of each program, which is in its logs."""
+
+    def live(self, line: Callable[[int], str]) -> bool:
+        """The run's line behind the whole's. True even without a terminal: one last line for each run is enough."""
+
+        def both(width: int) -> str:
+            whole = self.whole()
+            return f"{whole}  {line(max(width - len(whole) - 2, 0))}"[: max(width - 1, 0)]
+
+        super().live(both)
+        return True
+
+
+@dataclass
+class _Bench:
+    """The state of a bench: what has been measured, and how long each run took."""
+
+    setup: Setup
+    measured: dict[str, list[Measurement]] = field(default_factory=dict)
+    walls: list[float] = field(default_factory=list)
+    begun: int = 0
+    begun_at: float = 0.0
+    stopped_by: int | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Remember a signal."""
+        self.stopped_by = number
+
+    @property
+    def runnable(self) -> int:
+        """How many runs there are in all."""
+        return sum(each.request is not None for each in self.setup.candidates) * self.setup.repeat
+
+    def clock(self) -> str:
+        """The time so far, and what is left by the runs before."""
+        now = time.monotonic()
+        left = remaining(self.walls, self.runnable - len(self.walls), now - self.begun_at)
+        rest = "" if left is None else f", about {format_duration(left)} left"
+        return f"{format_duration(now - self.started)} so far{rest}"
+
+    def comparison(self) -> Comparison:
+        """What is known so far, in the recipe's order."""
+        setup, runs = self.setup, self.measured
+        done = [each for each in setup.candidates if each.name in runs]
+        rows = [Row(each.name, each.description, tuple(runs[each.name])) for each in done]
+        missing = [each.name for each in setup.candidates if each.name not in runs]
+        return Comparison(setup.recipe, setup.machine, setup.memory, compare(rows, setup.base), missing)
+
+
+def run_all(setup: Setup, folder: Path, console: BenchTerminal) -> tuple[Comparison, int | None]:
+    """Run every candidate `repeat` times, in rounds, so that a slow spell of the machine hits all of them alike.
+
+    bench.csv and bench.json in the folder are renewed after each run. Returns what was found, and the signal that
+    ended it early. Raises MachineError where the folder cannot be made.
+    """
+    bench = _Bench(setup)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "name another folder with --output"
+        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
+    for candidate in setup.candidates:
+        if candidate.request is None:
+            bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
+            console.say(f"{candidate.name}: refused: {candidate.refusal}")
+    # Between two runs a signal is only remembered, so that what has been measured is still written.
+    with handled(STOP, bench.stop):
+        for _ in range(setup.repeat):
+            for candidate in setup.candidates:
+                if bench.stopped_by is None and candidate.request is not None:
+                    _run_one(bench, candidate, candidate.request, console)
+                    found = bench.comparison()
+                    publish(folder / "bench.csv", as_csv(found))
+                    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
+    return bench.comparison(), bench.stopped_by
+
+
+def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
+    bench.begun += 1
+    bench.begun_at = time.monotonic()
+    described = f": {candidate.description}" if candidate.description else ""
+    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({bench.clock()})")
+    try:
+        console.whole = lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {bench.clock()} |"
+        ended = carry_out(request, console)
+    except MachineError as error:
+        measurement = Measurement("refused", int(error.exit_code), str(error))
+        console.say(f"refused: {error}")
+    else:
+        # The end of every rank's standard error: there a failure says what it was.
+        logs = sorted(ended.layout.attempt(1).logs.glob("rank-*.err"))
+        errors = "\n".join(line for log in logs for line in last_lines(log))
+        measurement = measure(ended.summary, bench.setup.memory, errors, str(ended.layout.root))
+        if ended.verdict.failure == "signal":
+            bench.stopped_by = ended.verdict.signal
+        elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
+            console.say(describe_failure(ended.verdict, ended.layout.attempt(1), None))
+    bench.walls.append(time.monotonic() - bench.begun_at)
+    bench.measured.setdefault(candidate.name, []).append(measurement)
 
 
 def render(found: Comparison) -> str:
@@ -348,134 +474,3 @@ def _draw(
     axes.grid(axis="x", color=_PALE, linewidth=0.4, alpha=0.6, zorder=0)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A recipe to be run, or the reason why it cannot be (`refusal`)."""
-
-    name: str
-    description: str
-    request: RunRequest | None
-    refusal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What is compared. base: the name of the candidate that the others are measured by."""
-
-    recipe: str
-    machine: str
-    memory: MemoryKind
-    base: str
-    candidates: Sequence[Candidate]
-    repeat: int
-
-
-class BenchTerminal(Terminal):
-    """Shows trainkit's own lines of a run, and how far the whole bench is on the live line."""
-
-    whole: Callable[[], str]  # says how far
-
-    def program(self, stream: Stream, data: bytes) -> None:
-        """Nothing: a comparison is no place for the output of each program, which is in its logs."""
-
-    def live(self, line: Callable[[int], str]) -> bool:
-        """The run's line behind the whole's. True even without a terminal: one last line for each run is enough."""
-
-        def both(width: int) -> str:
-            whole = self.whole()
-            return f"{whole}  {line(max(width - len(whole) - 2, 0))}"[: max(width - 1, 0)]
-
-        super().live(both)
-        return True
-
-
-@dataclass
-class _Bench:
-    """The state of a bench: what has been measured, and how long each run took."""
-
-    setup: Setup
-    measured: dict[str, list[Measurement]] = field(default_factory=dict)
-    walls: list[float] = field(default_factory=list)
-    begun: int = 0
-    begun_at: float = 0.0
-    stopped_by: int | None = None
-    started: float = field(default_factory=time.monotonic)
-
-    def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Remember a signal."""
-        self.stopped_by = number
-
-    @property
-    def runnable(self) -> int:
-        """How many runs there are in all."""
-        return sum(each.request is not None for each in self.setup.candidates) * self.setup.repeat
-
-    def comparison(self) -> Comparison:
-        """What is known so far, in the recipe's order."""
-        setup, runs = self.setup, self.measured
-        rows = [
-            Row(each.name, each.description, tuple(runs[each.name])) for each in setup.candidates if each.name in runs
-        ]
-        missing = [each.name for each in setup.candidates if each.name not in runs]
-        return Comparison(setup.recipe, setup.machine, setup.memory, compare(rows, setup.base), missing)
-
-
-def run_all(setup: Setup, folder: Path, console: BenchTerminal) -> tuple[Comparison, int | None]:
-    """Run every candidate `repeat` times, in rounds, so that a slow spell of the machine hits all of them alike.
-
-    bench.csv and bench.json in the folder are renewed after each run. Returns what was found, and the signal that
-    ended it early. Raises MachineError where the folder cannot be made.
-    """
-    bench = _Bench(setup)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        hint = "name another folder with --output"
-        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
-    for candidate in setup.candidates:
-        if candidate.request is None:
-            bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
-            console.say(f"{candidate.name}: refused: {candidate.refusal}")
-    # Between two runs a signal is only remembered, so that what has been measured is still written.
-    with handled(STOP, bench.stop):
-        for _ in range(setup.repeat):
-            for candidate in setup.candidates:
-                if bench.stopped_by is None and candidate.request is not None:
-                    _run_one(bench, candidate, candidate.request, console)
-                    found = bench.comparison()
-                    publish(folder / "bench.csv", as_csv(found))
-                    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
-    return bench.comparison(), bench.stopped_by
-
-
-def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
-    bench.begun += 1
-    bench.begun_at = time.monotonic()
-    described = f": {candidate.description}" if candidate.description else ""
-    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({_clock(bench)})")
-    try:
-        console.whole = lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {_clock(bench)} |"
-        ended = carry_out(request, console)
-    except MachineError as error:
-        measurement = Measurement("refused", int(error.exit_code), str(error))
-        console.say(f"refused: {error}")
-    else:
-        # The end of every rank's standard error: there a failure says what it was.
-        logs = sorted(ended.layout.attempt(1).logs.glob("rank-*.err"))
-        errors = "\n".join(line for log in logs for line in last_lines(log))
-        measurement = measure(ended.summary, bench.setup.memory, errors, str(ended.layout.root))
-        if ended.verdict.failure == "signal":
-            bench.stopped_by = ended.verdict.signal
-        elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
-            console.say(describe_failure(ended.verdict, ended.layout.attempt(1), None))
-    bench.walls.append(time.monotonic() - bench.begun_at)
-    bench.measured.setdefault(candidate.name, []).append(measurement)
-
-
-def _clock(bench: _Bench) -> str:
-    now = time.monotonic()
-    left = remaining(bench.walls, bench.runnable - len(bench.walls), now - bench.begun_at)
-    rest = "" if left is None else f", about {format_duration(left)} left"
-    return f"{format_duration(now - bench.started)} so far{rest}"
