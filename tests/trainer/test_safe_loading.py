@@ -9,6 +9,7 @@ import random
 import shutil
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+from tests.trainer.training import MakeSettings, parts_of
 from trainkit.errors import TrainingError
 from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.checkpoint import safe_loading
@@ -25,10 +27,7 @@ from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data, unpickled
 from trainkit.trainer.parallel.single_and_ddp import quiet
 from trainkit.trainer.randomness import generator_states, restore_generator_states
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
-
-MakeSettings = Callable[..., Settings]
+from trainkit.trainer.settings import World
 
 
 class Harm:
@@ -41,11 +40,23 @@ class Harm:
         return os.mkdir, (str(self._path),)
 
 
-def test_generators_go_on_from_their_states() -> None:
-    states = generator_states()
-    drawn = random.random(), np.random.random(), float(torch.rand(()))
-    restore_generator_states(states)
-    assert (random.random(), np.random.random(), float(torch.rand(()))) == drawn
+def draw() -> tuple[float, float, float]:
+    return random.random(), np.random.random(), float(torch.rand(()))
+
+
+def pickled_states(protocol: int) -> bytes:
+    """As older checkpoints hold them."""
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return pickle.dumps(states, protocol)
+
+
+@pytest.mark.parametrize(
+    "states", [generator_states, partial(pickled_states, 2), partial(pickled_states, 4)], ids=["JSON", "2", "4"]
+)
+def test_generators_go_on_from_their_states(states: Callable[[], bytes]) -> None:
+    saved, expected = states(), draw()
+    restore_generator_states(saved)
+    assert draw() == expected
 
 
 def test_the_generator_of_mps_goes_on_too_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,14 +165,6 @@ def test_what_is_allowed_cannot_be_misused(content: bytes, what: str) -> None:
     assert Path.open is before
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_pickled_states_of_generators_of_older_checkpoints_are_read(protocol: int) -> None:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    drawn = random.random(), np.random.random(), float(torch.rand(()))
-    restore_generator_states(pickle.dumps(states, protocol))
-    assert (random.random(), np.random.random(), float(torch.rand(()))) == drawn
-
-
 @pytest.mark.parametrize("harm", [{"numpy": ["MT19937", [0] * 624, 10**6, 0, 0.0]}, {"python": 3}, {"torch": [0]}])
 def test_states_of_generators_that_are_none_are_refused(harm: dict[str, Any]) -> None:
     with pytest.raises(pickle.UnpicklingError):
@@ -169,7 +172,7 @@ def test_states_of_generators_that_are_none_are_refused(harm: dict[str, Any]) ->
 
 
 def test_a_checkpoint_with_harm_in_it_is_refused_in_one_line(make_settings: MakeSettings, tmp_path: Path) -> None:
-    parts = assemble(make_settings(), World(), torch.device("cpu"))
+    parts = parts_of(make_settings())
     parts.checkpoints.save(1, parts.strategy)
     parts.checkpoints.wait()
     assert parts.checkpoints.root is not None

@@ -51,6 +51,10 @@ def run(
     )
 
 
+def shown(folder: Path, name: str = "rank-0.json") -> dict[str, Any]:
+    return read(str(folder / "shown" / name))
+
+
 def promise(**changed: Any) -> dict[str, Any]:
     return {"strategy": "single", "world_size": 1, "device": "cpu", "dtype": None, **changed}
 
@@ -59,8 +63,7 @@ def test_a_program_that_runs_as_planned_goes_on_and_leaves_an_account(tmp_path: 
     done = run(tmp_path, STEP, promise())
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
-    seen = read(str(tmp_path / "shown" / "rank-0.json"))
-    assert seen == {"strategy": "single", "world_size": 1, "device": "cpu", "dtype": None, "differences": []}
+    assert shown(tmp_path) == {**promise(), "differences": []}
 
 
 def test_a_program_that_runs_otherwise_is_ended_at_its_first_step_and_says_why(tmp_path: Path) -> None:
@@ -84,34 +87,27 @@ places.TrainingArguments = TrainingArguments
 """
 
 
-def test_numbers_that_a_script_does_not_take_from_its_command_line_end_it(tmp_path: Path) -> None:
-    done = run(tmp_path, f"{ARGUMENTS}made = Derived(4)\n{STEP}", promise(arguments={"max_steps": 3}))
-
-    assert (done.returncode, done.stdout) == (observe.NOT_AS_PLANNED, "")
-    assert "max_steps 3 was planned, and the script's TrainingArguments hold 4" in done.stderr
+KIND = "import enum\nclass Kind(enum.Enum):\n    LINE = 'linear'\nmade = TrainingArguments(Kind.LINE)"
 
 
-def test_arguments_as_told_are_no_difference_whatever_is_beside_them(tmp_path: Path) -> None:
-    made = "beside, made = TrainingArguments(4), Derived(3)"
-    done = run(tmp_path, f"{ARGUMENTS}{made}\n{STEP}", promise(arguments={"max_steps": 3}))
+@pytest.mark.parametrize(
+    ("made", "planned", "says"),
+    [
+        ("made = Derived(4)", 3, "max_steps 3 was planned, and the script's TrainingArguments hold 4"),
+        ("beside, made = TrainingArguments(4), Derived(3)", 3, ""),
+        (KIND, "linear", ""),
+        ("made = Derived(True)", False, "max_steps False was planned, and the script's TrainingArguments hold True"),
+        ("", 3, "max_steps cannot have reached the script, which has no TrainingArguments"),
+    ],
+    ids=["another number", "as planned beside another", "an enumeration", "a switch", "none"],
+)
+def test_settings_that_do_not_reach_the_scripts_arguments_end_it(
+    tmp_path: Path, made: str, planned: object, says: str
+) -> None:
+    done = run(tmp_path, f"{ARGUMENTS}{made}\n{STEP}", promise(arguments={"max_steps": planned}))
 
-    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
-
-
-def test_words_and_switches_are_compared_as_they_are_written(tmp_path: Path) -> None:
-    enum = "import enum\nclass Kind(enum.Enum):\n    LINE = 'linear'\nmade = TrainingArguments(Kind.LINE)"
-
-    assert run(tmp_path, f"{ARGUMENTS}{enum}\n{STEP}", promise(arguments={"max_steps": "linear"})).returncode == 0
-    done = run(tmp_path, f"{ARGUMENTS}made = Derived(True)\n{STEP}", promise(arguments={"max_steps": False}))
-    assert "max_steps False was planned, and the script's TrainingArguments hold True" in done.stderr
-
-
-def test_settings_for_a_script_without_such_arguments_end_it(tmp_path: Path) -> None:
-    done = run(tmp_path, f"{ARGUMENTS}{STEP}", promise(arguments={"max_steps": 3}))
-
-    assert done.returncode == observe.NOT_AS_PLANNED
-    assert "max_steps cannot have reached the script, which has no TrainingArguments" in done.stderr
-    assert run(tmp_path, STEP, promise(arguments={})).returncode == 0
+    assert (done.returncode, done.stdout) == ((observe.NOT_AS_PLANNED, "") if says else (0, "went on\n")), done.stderr
+    assert says in done.stderr
 
 
 STATE = """
@@ -142,7 +138,7 @@ def test_a_resume_that_does_not_happen_ends_the_run(tmp_path: Path, planned: int
 
     assert done.returncode == (observe.NOT_AS_PLANNED if says else 0), done.stderr
     assert says in done.stderr
-    assert read(str(tmp_path / "shown" / "rank-0.json"))["step"] == step
+    assert shown(tmp_path)["step"] == step
 
 
 def test_an_exception_handler_of_the_program_does_not_keep_it_alive(tmp_path: Path) -> None:
@@ -176,7 +172,7 @@ def test_hooks_of_the_programs_own_and_a_compiled_step_work_as_ever_and_are_seen
     done = run(tmp_path, program, promise(), TORCH_LOGS="-all")
 
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
-    assert read(str(tmp_path / "shown" / "rank-0.json"))["differences"] == []
+    assert shown(tmp_path)["differences"] == []
 
 
 def test_a_child_that_the_program_forks_is_no_rank(tmp_path: Path) -> None:
@@ -194,20 +190,20 @@ def test_torch_that_was_imported_before_is_watched_too(tmp_path: Path) -> None:
     place = Path(observe.__file__).parents[2]
     watched = f"import sys, torch\nsys.path.append({str(place)!r})\n"
     watched += "from trainkit import files\nfrom trainkit.verify.observe import watch\n"
-    paths = (str(tmp_path / "expected.json"), str(tmp_path / "shown" / "rank-0.json"))
+    paths = (str(tmp_path / "expected.json"), str(tmp_path / "shown/rank-0.json"))
     (tmp_path / "expected.json").write_text(json.dumps(promise()))
 
     program = f"{watched}watch(*{paths!r}, files)\n{STEP}"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=60, capture_output=True)
 
-    assert read(paths[1])["strategy"] == "single"
+    assert shown(tmp_path)["strategy"] == "single"
 
 
 def test_what_cannot_be_compared_is_said_and_stops_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, STEP, "no JSON")
 
     assert (done.returncode, done.stdout) == (0, "went on\n")
-    assert str(read(str(tmp_path / "shown" / "rank-0.json"))["error"]).startswith("JSONDecodeError")
+    assert shown(tmp_path)["error"].startswith("JSONDecodeError")
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
@@ -224,8 +220,8 @@ def test_what_has_the_place_of_an_account_is_replaced_and_nothing_is_written_thr
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
     assert (tmp_path / "victim").read_text() == "precious"
-    assert read(tmp_path / "shown" / "rank-0.json")["strategy"] == "single"
-    assert read(tmp_path / "shown" / "steps-rank-0.json")["steps"] == 1
+    assert shown(tmp_path)["strategy"] == "single"
+    assert shown(tmp_path, "steps-rank-0.json")["steps"] == 1
 
 
 def test_a_link_in_the_place_of_the_folder_is_said_once_and_the_program_goes_on(tmp_path: Path) -> None:
@@ -253,7 +249,7 @@ def test_a_forged_plan_of_what_to_expect_holds_no_program_up(tmp_path: Path, kin
     done = run(tmp_path, STEP, promise(), plant=plant)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
-    assert list(read(tmp_path / "shown" / "rank-0.json")) == ["error"]
+    assert list(shown(tmp_path)) == ["error"]
 
 
 def test_a_program_without_an_optimizer_leaves_no_account(tmp_path: Path) -> None:
@@ -350,7 +346,7 @@ def test_the_steps_of_the_first_optimizer_are_counted_with_their_time(tmp_path: 
     again = "for _ in range(4):\n    time.sleep(0.05)\n    optimizer.step()\n    other.step()\n"
     loop = f"{STEP}\nimport time\nother = torch.optim.SGD(model.parameters(), lr=0.1)\n{again}"
     assert run(tmp_path, loop, promise()).returncode == 0
-    seen = read(str(tmp_path / "shown" / "steps-rank-0.json"))
+    seen = shown(tmp_path, "steps-rank-0.json")
     assert seen["steps"] == 5
     assert 0.2 <= seen["seconds"] < 5
     assert 0.05 <= seen["first_seconds"] < seen["seconds"]
