@@ -88,7 +88,7 @@ def test_no_op_for_cards_is_built_where_torch_sees_none(tmp_path: Path) -> None:
     hidden = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     done = building("--ops", "fused_adam", "--device", "cuda", "--capabilities", "8.0,9.0", **hidden)
     assert (done.returncode, done.stdout) == (4, "")
-    assert "fused_adam cannot be built on this machine: torch sees no CUDA card" in done.stderr
+    assert "fused_adam cannot be built on this machine: torch sees no CUDA GPU" in done.stderr
     assert not list(tmp_path.rglob("*.so"))
 
 

@@ -62,7 +62,7 @@ def test_a_card_that_is_not_there_is_one_line(corpus_folder: Path, tmp_path: Pat
     settings.write_text(settings.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     done = trainer(settings, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: local rank 0 needs a card of its own, and torch ")
+    assert done.stderr.startswith("error: local rank 0 needs a GPU of its own, and torch ")
     assert "sees 0 here (CUDA_VISIBLE_DEVICES=)" in done.stderr
 
 

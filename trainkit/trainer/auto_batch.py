@@ -39,7 +39,7 @@ SHARE = 0.9  # of what is free: the rest is for what grows later, and for others
 # What a failed allocation is called, by torch on a CPU, the C++ library, CUDA, cuBLAS and NCCL; in small letters.
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "cublas_status_alloc_failed", "cuda calloc")
 # What may be the size, or may not: cuDNN has no kernel that does with the workspace to be had, or none at all; a launch
-# has more blocks than a card takes, or none.
+# has more blocks than a GPU takes, or none.
 _PERHAPS = ("cudnn_status_not_supported", "invalid configuration argument")
 # Undoes the scale that fp16 begins with (torch.amp.GradScaler): an update that is skipped would take no memory.
 _SLOPE = 2.0**-16
@@ -314,8 +314,8 @@ class Memory:
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         if device.type == "cuda":
-            card = torch.cuda.get_device_properties(device)
-            name, size = card.name, card.total_memory
+            gpu = torch.cuda.get_device_properties(device)
+            name, size = gpu.name, gpu.total_memory
         else:
             name, size = device.type, probe_memory()["memory_total"] or 0
         # All that decides what fits: the settings that do, the host, its device and memory, and torch.

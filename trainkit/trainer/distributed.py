@@ -20,15 +20,15 @@ Number = TypeVar("Number", int, float)
 
 
 def device_of(kind: str, world: World) -> torch.device:
-    """The device of this rank. TrainingError when torch cannot use the card."""
+    """The device of this rank. TrainingError when torch cannot use the GPU."""
     if kind != "cuda":
         return torch.device(kind)
-    # The plan shows a node's cards through CUDA_VISIBLE_DEVICES, in the order of its ranks.
+    # The plan shows a node's GPUs through CUDA_VISIBLE_DEVICES, in the order of its ranks.
     seen = torch.cuda.device_count()
     if world.local_rank >= seen:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise TrainingError(
-            f"local rank {world.local_rank} needs a card of its own, and torch {torch.__version__} sees {seen} here "
+            f"local rank {world.local_rank} needs a GPU of its own, and torch {torch.__version__} sees {seen} here "
             f"(CUDA_VISIBLE_DEVICES={shown})",
             hint="compare with nvidia-smi; a build of torch for CPUs sees none",
         )
@@ -58,7 +58,7 @@ def process_group(
         return
     options: dict[str, Any] = {"backend": "gloo"}
     if device.type == "cuda":
-        # gloo carries token counts and signals, which live on the host: no stream of the card is waited for.
+        # gloo carries token counts and signals, which live on the host: no stream of the GPU is waited for.
         options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
     if world.size == 1:
         # FSDP and DeepSpeed need a group even for one rank; without others it needs no server.
@@ -76,7 +76,7 @@ def sum_over_ranks(values: Sequence[Number], world: World) -> list[Number]:
     """Element-wise sum of host numbers over all ranks, in 64 bits; no device is synchronised."""
     if world.size == 1:
         return list(values)
-    # On the host, so that gloo adds it up: NCCL takes tensors of cards alone.
+    # On the host, so that gloo adds it up: NCCL takes tensors of GPUs alone.
     total = torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else torch.int64)
     dist.all_reduce(total, group=world.group)
     found: list[Number] = total.tolist()

@@ -45,7 +45,7 @@ def generator_states() -> bytes:
         "torch": torch.get_rng_state().tolist(),
     }
     if _cuda_is_used():
-        # Of this rank's card alone: the others may belong to other ranks, or to other runs.
+        # Of this rank's GPU alone: the others may belong to other ranks, or to other runs.
         states["cuda"] = torch.cuda.get_rng_state().tolist()
     if torch.backends.mps.is_available():  # there is one of these, and seeding torch has opened it already
         states["mps"] = torch.mps.get_rng_state().tolist()
@@ -76,5 +76,5 @@ def restore_generator_states(content: bytes) -> None:
 
 
 def _cuda_is_used() -> bool:
-    """Whether this run uses a card; one on the CPU must not so much as open those that are there."""
+    """Whether this run uses a GPU; one on the CPU must not so much as open those that are there."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

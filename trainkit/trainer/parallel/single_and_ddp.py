@@ -192,8 +192,8 @@ def quiet() -> warnings.catch_warnings[None]:
 class HostCopies:
     """Copies a nest of mappings and lists, with the tensors in it.
 
-    keeps: whether the copies' memory is kept for the next time, page-locked where it is copied to from a card: fresh
-    pages cost more than the copy, and from a card to pages that may move everything is copied twice. Whoever has the
+    keeps: whether the copies' memory is kept for the next time, page-locked where it is copied to from a GPU: fresh
+    pages cost more than the copy, and from a GPU to pages that may move everything is copied twice. Whoever has the
     last copies must be done with them by then.
     """
 
@@ -238,6 +238,6 @@ def page_locked(tensor: Tensor) -> Tensor:
     except RuntimeError:  # a limit of the system: the copies are slower, and as right
         return tensor
     if isinstance(tensor, DTensor):
-        tensor._local_tensor = locked  # no constructor takes shards of a mesh of cards that are on the host
+        tensor._local_tensor = locked  # no constructor takes shards of a mesh of GPUs that are on the host
         return tensor
     return locked

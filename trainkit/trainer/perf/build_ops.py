@@ -1,7 +1,7 @@
 """Build DeepSpeed ops ahead of a run: ``python -m trainkit.trainer.perf.build_ops --ops shm_comm,cpu_adam``.
 
 Ranks that find an op missing build it at first use, for half a minute and more. Quiet and quick when all is built.
-An op of one name is another library on CUDA than on a CPU, and one that is built for some cards may not run on others.
+An op of one name is another library on CUDA than on a CPU, and one that is built for some GPUs may not run on others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.perf.build_ops", description=__doc__)
     parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(BUILDERS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that the run trains on")
-    parser.add_argument("--capabilities", default="", help="of the cards that it uses, comma-separated: 8.0,9.0")
+    parser.add_argument("--capabilities", default="", help="of the GPUs that it uses, comma-separated: 8.0,9.0")
     asked = parser.parse_args(argv)
     names = [name for name in asked.ops.split(",") if name]
     try:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_missing(names: Iterable[str], device: str = "cpu", capabilities: str = "") -> None:
     """Build each op that no earlier call has built for this with these versions; MachineError when one cannot be.
 
-    capabilities: of the cards, as TORCH_CUDA_ARCH_LIST has them (`8.0;9.0`); the variable itself wins, as in ranks.
+    capabilities: of the GPUs, as TORCH_CUDA_ARCH_LIST has them (`8.0;9.0`); the variable itself wins, as in ranks.
     """
     if device == "cuda":
         capabilities = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip() or capabilities
@@ -73,7 +73,7 @@ def build_missing(names: Iterable[str], device: str = "cpu", capabilities: str =
     for name in names:
         digest = hashlib.sha256(repr((*versions, name)).encode()).hexdigest()[:16]
         marker = folder / "trainkit" / f"{name}-{digest}"  # says which library the op was built to
-        known = device == "cpu" or capabilities  # otherwise only the builder knows for which cards it is to be
+        known = device == "cpu" or capabilities  # otherwise only the builder knows for which GPUs it is to be
         if not (known and marker.exists() and Path(marker.read_text()).exists()):
             missing[name] = marker
     clear_stale_locks(folder)
@@ -95,9 +95,9 @@ def _build(name: str, device: str, capabilities: str) -> str:
         import torch  # takes seconds, and what is built already does not need it
 
         if not torch.cuda.is_available():  # DeepSpeed would build the op without its kernels, and say nothing
-            remedy = "see what `trainkit doctor` says of cards and driver"
-            raise _cannot_be_built(name, "torch sees no CUDA card", remedy)
-        if capabilities:  # or else DeepSpeed asks the cards that it sees
+            remedy = "see what `trainkit doctor` says of GPUs and driver"
+            raise _cannot_be_built(name, "torch sees no CUDA GPU", remedy)
+        if capabilities:  # or else DeepSpeed asks the GPUs that it sees
             os.environ["TORCH_CUDA_ARCH_LIST"] = capabilities
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:

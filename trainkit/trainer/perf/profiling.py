@@ -58,7 +58,7 @@ class Profiler:
         """After each optimizer step."""
         self._done += 1
         if self._profile is not None:
-            # The host runs ahead of a card. At both ends it waits, so that the watched seconds are those of the work
+            # The host runs ahead of a GPU. At both ends it waits, so that the watched seconds are those of the work
             # that was launched in them; in between it does not, for that would change what is watched.
             if self._done in (self._settings.after, self._settings.after + self._settings.steps):
                 wait_for(self._device)
