@@ -1,8 +1,7 @@
-"""Optimizers: their parameter groups, the state that they keep, and what they refuse."""
+"""Optimizers: their parameter groups, the state that they keep, what they refuse; and learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from tests.trainer.training import CPU, MakeSettings
 from trainkit.errors import TrainingError
 from trainkit.optimizers import OPTIMIZERS
-from trainkit.recipe.schema import GptModel, Optimizer
+from trainkit.recipe.schema import GptModel, Optimizer, Schedule
 from trainkit.trainer.distributed import process_group
 from trainkit.trainer.models.gpt import Gpt, build_gpt
-from trainkit.trainer.optim import build_optimizer, parameter_groups
+from trainkit.trainer.optim import build_optimizer, learning_rate
 from trainkit.trainer.parallel.single_and_ddp import Single
-from trainkit.trainer.settings import Settings, World
+from trainkit.trainer.settings import World
 
-MakeSettings = Callable[..., Settings]
 HERE = tuple(name for name in OPTIMIZERS if name != "adamw_apex_fused")  # whose kernels run on CUDA only
 
 
@@ -54,24 +53,15 @@ def test_sharded_tensors_reach_no_kernel_that_takes_whole_ones(model: Gpt) -> No
     asked = Optimizer.model_validate({"name": "adamw_anyprecision"})
     assert build_optimizer(model, asked).defaults["triton"] is None  # on CUDA its triton kernels, then
     own = Optimizer.model_validate({"name": "adamw_anyprecision", "args": {"foreach": False}})
-    with process_group(World(), torch.device("cpu"), needed=True):
+    with process_group(World(), CPU, needed=True):
         whole, mesh = torch.ones(4, 4), init_device_mesh("cpu", (1,))
         sharded = nn.ParameterDict({"weight": nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))})
         assert build_optimizer(sharded, asked).defaults["triton"] is False
         assert build_optimizer(sharded, own).defaults["triton"] is None
 
 
-def test_matrices_decay_and_norms_and_biases_do_not(model: Gpt) -> None:
-    decayed, others = parameter_groups(model.parameters(), 0.1)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-    assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in others["params"])
-    assert not any("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in decayed["params"])
-    assert len(decayed["params"]) + len(others["params"]) == len(names)
-
-
 @pytest.mark.parametrize("name", HERE)
-def test_every_optimizer_decays_matrices_alone(name: str, model: Gpt) -> None:
+def test_every_optimizer_decays_matrices_and_no_norm_or_bias(name: str, model: Gpt) -> None:
     groups = build_optimizer(model, Optimizer.model_validate({"name": name, "weight_decay": 0.2})).param_groups
     assert [group["weight_decay"] for group in groups] == [0.2, 0.0]
     assert {parameter.dim() for parameter in groups[0]["params"]} == {2}
@@ -159,7 +149,7 @@ def test_what_is_saved_goes_on_as_if_never_stopped(name: str, make_settings: Mak
 
     def engine() -> Single:
         torch.manual_seed(0)
-        return Single(build_gpt(settings.recipe), settings, World(), torch.device("cpu"))
+        return Single(build_gpt(settings.recipe), settings, World(), CPU)
 
     def step(strategy: Single) -> torch.Tensor:
         loss: torch.Tensor = strategy.model(tokens, tokens)
@@ -209,3 +199,32 @@ def test_a_class_of_ones_own_stands_in_the_working_folder(
 def test_a_class_that_is_not_there_or_does_not_fit_is_named(model: Gpt, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainingError, match=words):
         build_optimizer(model, Optimizer.model_validate(settings))
+
+
+LAST = {"cosine": 0.1, "linear": 0.1, "constant": 1.0, "constant_with_warmup": 1.0}
+
+
+def rates(steps: int = 20, **schedule: object) -> list[float]:
+    rate = learning_rate(Optimizer(lr=1.0), Schedule.model_validate(schedule), steps)
+    return [rate(step) for step in range(steps)]
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_a_schedule_warms_up_to_the_peak_and_ends_where_it_should(name: str) -> None:
+    found = rates(name=name, warmup_steps=4)
+    assert found[-1] == pytest.approx(LAST[name])
+    assert max(found) == 1.0
+    assert found[:4] == ([1.0] * 4 if name == "constant" else pytest.approx([0.2, 0.4, 0.6, 0.8]))
+    assert found[4:] == sorted(found[4:], reverse=True)
+
+
+def test_a_cosine_is_halfway_in_the_middle() -> None:
+    assert rates(steps=11, name="cosine", min_lr_ratio=0.0)[5] == pytest.approx(0.5)
+
+
+def test_no_step_is_taken_at_rate_zero_before_the_end() -> None:
+    assert min(rates(name="linear", warmup_steps=19, min_lr_ratio=0.1)) > 0
+
+
+def test_a_run_shorter_than_its_warm_up_stays_below_the_peak() -> None:
+    assert max(rates(steps=3, warmup_steps=10)) < 0.5

@@ -83,9 +83,9 @@ def test_steps_that_fp16_skips_for_a_loss_that_is_no_number_take_no_good_checkpo
     assert f"no checkpoint is saved after step {sound + 1}: its loss is nan" in caplog.text
 
 
-def test_the_line_of_a_lost_step_is_in_the_metrics(make_settings: MakeSettings) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_its_line_is_in_the_metrics(make_settings: MakeSettings) -> None:
     settings = make_settings(**WILD)
-    with pytest.raises(TrainingError, match="at step") as caught:
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step \d+") as caught:
         trained(settings)
     last = lines_of(settings)[-1]
     assert str(caught.value).endswith(f"at step {last['step']}")
@@ -215,47 +215,50 @@ def test_nothing_is_removed_through_a_link_in_the_place_of_the_checkpoints(
     assert saved(settings.run_dir) == ["step-00000001", "step-00000002"]
 
 
-def test_no_checkpoint_goes_where_a_link_in_the_place_of_the_run_directory_leads(parts: Parts, tmp_path: Path) -> None:
-    parts.settings.run_dir.rename(tmp_path / "moved")
-    (tmp_path / "other").mkdir()
-    parts.settings.run_dir.symlink_to(tmp_path / "other")
+def put_a_link(run_dir: Path, checkpoint: str = "") -> Path:
+    """Another folder takes the place of a run directory, by a link; the checkpoints in it."""
+    run_dir.rename(run_dir.with_name("moved"))
+    other = run_dir.with_name("other") / "checkpoints"
+    (other / checkpoint).mkdir(parents=True)
+    run_dir.symlink_to(other.parent)
+    return other
+
+
+def test_no_checkpoint_goes_where_a_link_in_the_place_of_the_run_directory_leads(parts: Parts) -> None:
+    other = put_a_link(parts.settings.run_dir)
     with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
         save(parts, 1)
-    assert list((tmp_path / "other").iterdir()) == []
+    assert list(other.iterdir()) == []
 
 
 def test_a_link_that_comes_while_a_checkpoint_is_begun_is_not_written_through(
-    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = parts.strategy.save
+    honest, others = parts.strategy.save, []
 
     def after_a_link(folder: Path) -> None:
-        parts.settings.run_dir.rename(tmp_path / "moved")
-        (tmp_path / "other" / "checkpoints").mkdir(parents=True)
-        parts.settings.run_dir.symlink_to(tmp_path / "other")
-        original(folder)
+        others.append(put_a_link(parts.settings.run_dir))
+        honest(folder)
 
     monkeypatch.setattr(parts.strategy, "save", after_a_link)
     with pytest.raises(TrainingError, match="the checkpoint of step 1 cannot be written"):
         save(parts, 1)
-    assert list((tmp_path / "other" / "checkpoints").iterdir()) == []
+    assert list(others[0].iterdir()) == []
 
 
 def test_a_link_that_comes_while_the_ranks_wait_for_one_another_is_not_written_through(
-    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "other" / "checkpoints" / ".tmp-step-00000009").mkdir(parents=True)
-    gather = distributed.gather_from_ranks
+    honest, others = distributed.gather_from_ranks, []
 
     def after_a_link(value: Any, world: World) -> Any:
-        parts.settings.run_dir.rename(tmp_path / "moved")
-        parts.settings.run_dir.symlink_to(tmp_path / "other")
-        return gather(value, world)
+        others.append(put_a_link(parts.settings.run_dir, ".tmp-step-00000009"))
+        return honest(value, world)
 
     monkeypatch.setattr(saving, "gather_from_ranks", after_a_link)
     with pytest.raises(TrainingError, match="a link is in the place of a folder of the run"):
         save(parts, 1)
-    assert [path.name for path in (tmp_path / "other" / "checkpoints").iterdir()] == [".tmp-step-00000009"]
+    assert [path.name for path in others[0].iterdir()] == [".tmp-step-00000009"]
 
 
 def test_the_folder_of_a_checkpoint_is_made_in_no_link(tmp_path: Path) -> None:
