@@ -174,7 +174,7 @@ def test_a_result_that_finds_no_room_is_a_warning_and_not_a_failure(
 def test_a_manifest_of_something_else_is_refused(finished: Settings) -> None:
     assert finished.resume is not None
     (finished.resume / "manifest.json").write_text('{"step": 2}')
-    with pytest.raises(TrainingError, match="is no checkpoint of trainkit's: its manifest"):
+    with pytest.raises(TrainingError, match="is not a checkpoint of trainkit: its manifest"):
         resume(parts_of(finished), restarted=False)
 
 

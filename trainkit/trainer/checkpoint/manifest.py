@@ -59,7 +59,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} is not a complete checkpoint: its {MANIFEST} cannot be read ({error})"
         ) from error
     if not isinstance(manifest, dict):
-        raise TrainingError(f"{folder} is no checkpoint of trainkit's: its {MANIFEST} is no JSON object")
+        raise TrainingError(f"{folder} is not a checkpoint of trainkit: its {MANIFEST} is not a JSON object")
     if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
         what = f"the checkpoint {folder} is damaged: its {MANIFEST} is not as it was written"
         raise TrainingError(what, hint="take an older checkpoint")
@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest.get("stream", ""), str):
         wrong.append("stream")
     if wrong:
-        what = f"{folder} is no checkpoint of trainkit's: its {MANIFEST} lacks {', '.join(wrong)}"
+        what = f"{folder} is not a checkpoint of trainkit: its {MANIFEST} lacks {', '.join(wrong)}"
         raise TrainingError(what, hint="name a folder that a run has saved, `<run>/checkpoints/step-<8 digits>`")
     return manifest
 

@@ -46,7 +46,7 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     manifest = load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
     parts.best.restore(manifest.get("best", {}))
     step, steps = int(manifest["step"]), parts.steps
-    _find_place(parts, manifest.get("stream", ""), step, (folder / MANIFEST).stat().st_mtime)
+    _resume_stream(parts, manifest.get("stream", ""), step, (folder / MANIFEST).stat().st_mtime)
     saved_by = spread(manifest["strategy"], manifest["world_size"])
     log.info("resumed from %s after step %d, saved by %s", folder, step, saved_by)
     if step >= steps > 0:
@@ -54,8 +54,8 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     return step
 
 
-def _find_place(parts: Parts, bookmark: str, step: int, saved: float) -> None:
-    """Have a stream begin near the first sample after a step. TrainingError where the checkpoint's place is damaged.
+def _resume_stream(parts: Parts, bookmark: str, step: int, saved: float) -> None:
+    """Have a stream begin near the first sample after a step. TrainingError where its bookmark is damaged.
 
     saved: when the checkpoint was written, in seconds since the epoch.
     """
