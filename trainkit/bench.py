@@ -33,11 +33,11 @@ Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
 MemoryKind = Literal["gpu", "rss"]
 Figure = Literal["seconds", "samples_per_second", "final_loss"]  # of which several runs have a median
 
-# What a rank's standard error holds when memory, of a card or of the machine, ran out.
+# What a rank's standard error holds when memory, of a GPU or of the machine, ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
 # Long heads for prose, short ones for columns.
 MEMORY_MEANING: Mapping[MemoryKind, str] = {
-    "gpu": "GPU memory occupied (NVML, fullest card)",
+    "gpu": "GPU memory occupied (NVML, fullest GPU)",
     "rss": "peak resident memory (RSS of the largest rank)",
 }
 MEMORY_HEAD: Mapping[MemoryKind, str] = {"gpu": "GPU memory", "rss": "peak RSS"}
