@@ -645,8 +645,8 @@ def test_samples_of_which_nothing_is_predicted_are_told_of(
     path = lines(tmp_path / "a.jsonl", [short, short, long, *[short] * 14])
     data = {"kind": "jsonl", "path": str(path), "prompt_field": "ask", "packing": False, "sequence_length": 16}
     trained(make_settings(data={**data, "streaming": True, "validation_rows": 1}, train={"steps": 3}))
-    assert "of 1 sample of step 1 nothing is predicted" in caplog.text
-    assert "of 3 of 48 samples nothing was predicted: set data.sequence_length higher" in caplog.text
+    assert "1 sample of step 1 without a target to predict" in caplog.text
+    assert "3 of 48 samples had no target to predict: set data.sequence_length higher" in caplog.text
 
 
 def test_a_run_of_several_sources_says_them_and_saves_its_place(make_settings: MakeSettings, tmp_path: Path) -> None:

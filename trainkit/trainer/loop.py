@@ -161,7 +161,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
         progress.finish()
         if progress.idle and parts.world.rank == 0:  # without packing a stream leaves them in
             samples = (progress.step - progress.first) * parts.settings.batch.global_
-            what = "warning: of %d of %d samples nothing was predicted: set data.sequence_length higher"
+            what = "warning: %d of %d samples had no target to predict: set data.sequence_length higher"
             log.warning(what, progress.idle, samples)
         parts.heartbeat.set_phase(CHECKPOINT)  # one may still be written in the background
         parts.profiler.finish()
@@ -186,8 +186,8 @@ def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Req
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
             progress.advance(targets, tokens_in(batch) * parts.world.size, batch.bookmark)
             if idle and not progress.idle and parts.world.rank == 0:
-                why = "its prompt fills data.sequence_length, or it is one token"
-                what = "warning: of %s of step %d nothing is predicted: %s"
+                why = "the prompt fills data.sequence_length, or the sample is one token"
+                what = "warning: %s of step %d without a target to predict: %s"
                 log.warning(what, counted(idle, "sample"), progress.step, why)
             progress.idle += idle
             parts.heartbeat.step_done(progress.step)
