@@ -103,7 +103,6 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why it did not succeed."""
         return next((run.reason for run in self.runs if run.outcome != "ok"), "")
 
     @property

@@ -74,7 +74,6 @@ def warning(what: str, hint: str = "", key: str = "") -> Diagnostic:
 
 
 def note(what: str, hint: str = "", key: str = "") -> Diagnostic:
-    """What is good to know."""
     return Diagnostic("note", what, key, hint=hint)
 
 

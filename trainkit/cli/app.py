@@ -54,7 +54,6 @@ class LazyCommands(CommandGroup):
     """The commands by name; a module is imported, and its signature read, when its command is looked up."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names."""
         return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -28,7 +28,6 @@ class Asked:
 
     @property
     def recipe(self) -> Recipe:
-        """The validated recipe."""
         return self.resolved.recipe
 
     def origin(self, key: str) -> Origin | None:
@@ -60,27 +59,22 @@ class Context:
 
     @property
     def recipe(self) -> Recipe:
-        """The validated recipe."""
         return self.resolved.recipe
 
     @property
     def program(self) -> str:
-        """The kind of the program."""
         return self.recipe.program.kind
 
     @property
     def strategy(self) -> str:
-        """The kind of the strategy."""
         return self.recipe.strategy.kind
 
     @property
     def device(self) -> str:
-        """The kind of device."""
         return self.topology.device
 
     @property
     def ranks(self) -> int:
-        """Ranks on all nodes."""
         return self.topology.world_size
 
     @property

@@ -118,7 +118,6 @@ class Topology:
 
     @property
     def nodes(self) -> int:
-        """Number of machines."""
         return sum(group.count for group in self.groups)
 
     @property

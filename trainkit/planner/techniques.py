@@ -34,7 +34,6 @@ class Technique:
 
     @property
     def key(self) -> str:
-        """The recipe key."""
         return self.choice.partition(":")[0]
 
     @property
@@ -47,7 +46,6 @@ class Technique:
         return self.other_flag or own
 
     def is_in_force(self, context: Context) -> bool:
-        """Whether a plan has it."""
         if self.key in LISTED_ANYWAY or self.device not in ("", context.topology.device):
             return False
         if self.key.startswith("efficiency.compile.") and not context.recipe.efficiency.compile.enabled:

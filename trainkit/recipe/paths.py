@@ -54,11 +54,9 @@ class Overlay:
         return path in self.written or path in self.there or self.below.exists(path)
 
     def holds(self, folder: str, pattern: str) -> bool:
-        """As of the files below."""
         return self.below.holds(folder, pattern)
 
     def shipped(self) -> Mapping[str, str]:
-        """The shipped files by name."""
         return self.below.shipped()
 
 

@@ -268,7 +268,6 @@ class Template:
 
 
 def template(context: Context, section: Kubernetes, name: Text) -> Template:
-    """The template of the pods."""
     grace = round(context.recipe.launcher.grace_seconds) + MARGIN_SECONDS
     claims = [
         {"name": f"claim-{position}", "persistentVolumeClaim": {"claimName": claim}}

@@ -268,7 +268,6 @@ def partition(name: str, cluster: str = "") -> Query[dict[str, str]]:
 
 
 def configuration(cluster: str = "") -> Query[dict[str, str]]:
-    """Slurm's settings."""
     return Query(("scontrol", *_on(cluster), "show", "config"), read.configuration)
 
 

@@ -165,7 +165,6 @@ def _section(recipe: Recipe) -> Ssh:
 
 
 def bare(host: str) -> str:
-    """A host without its user."""
     return host.rpartition("@")[2]
 
 

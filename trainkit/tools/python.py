@@ -35,12 +35,10 @@ ALONE = "one process is rank 0 of 1; a launcher would say so"
 
 
 def local_rank(context: Context) -> str:
-    """There is one."""
     return "0"
 
 
 def shell_words(context: Context, folder: str) -> tuple[str, ...]:
-    """The interpreter."""
     return ("python",)
 
 

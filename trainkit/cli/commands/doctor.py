@@ -121,7 +121,6 @@ def _finding(label: str, finding: Finding) -> Iterator[str]:
 
 
 def as_data(results: Sequence[CheckResult], recipe: str | None, seconds: float) -> dict[str, Any]:
-    """The same for scripts."""
     from trainkit.doctor.check import worst
 
     return {

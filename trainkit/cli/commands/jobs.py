@@ -63,7 +63,6 @@ def shown_states(found: Sequence[tuple[RunState, RunLayout]], *, as_json: bool, 
 
 
 def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
-    """A state for scripts."""
     fields = {name: value for name, value in asdict(found).items() if name != "word"}
     return {"path": str(layout.root), "state": found.word, **fields}
 

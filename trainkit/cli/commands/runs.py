@@ -248,7 +248,6 @@ def job_of(run: RunInfo) -> str:
 
 
 def as_data(run: RunInfo, state: RunState) -> dict[str, Any]:
-    """A run for scripts."""
     return {
         "path": str(run.layout.root),
         "name": run.layout.name,

@@ -35,7 +35,6 @@ class Task:
 
     @property
     def plan(self) -> Plan:
-        """What the task does."""
         return self.planned.plan
 
     @property

@@ -21,7 +21,6 @@ CHIPS = (
 
 
 def unfit(context: Context) -> str:
-    """Why there is no such file."""
     if context.recipe.program.kind == "deepspeed":
         return "accelerate's file speaks to Accelerator(), and a script on DeepSpeed's engine reads a file of its own"
     compiled = context.recipe.efficiency.compile.enabled and context.zero
@@ -58,7 +57,6 @@ def files(context: Context, folder: str) -> dict[str, str]:
 
 
 def notes(context: Context) -> tuple[str, ...]:
-    """What accelerate launch takes from no config file."""
     if _cpu_by_variable(context):
         return ("accelerate launch starts several processes on a CPU only with ACCELERATE_USE_CPU=true before it",)
     return ()

@@ -163,12 +163,10 @@ def escape(word: str, context: Context) -> str:
 
 
 def local_rank(context: Context) -> str:
-    """As torchrun where accelerate goes through it."""
     return torchrun.local_rank(context) if through_torchrun(context) else "0"
 
 
 def shell_words(context: Context, folder: str) -> tuple[str, ...]:
-    """The config file, and where several nodes meet."""
     host, port = master(context)
     place = (f"--machine_rank={NODE_RANK}", f"--main_process_ip={host}", f"--main_process_port={port}")
     several = place if context.topology.nodes > 1 else ("--main_process_port=0",)
@@ -198,7 +196,6 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
 
 
 def yaml_text(found: Entries) -> str:
-    """The file."""
     # Sorted and in single quotes, as `accelerate config` writes it (yaml.safe_dump).
     tree = nest({key: found[key][0] for key in sorted(found)})
     return "".join(f"{line}\n" for line in block(tree, lambda value, _: scalar(value, "'")))

@@ -56,12 +56,10 @@ SUPPORT: Table = {
 
 
 def reason(context: Context) -> str:
-    """For people."""
     return "trainkit's own trainer"
 
 
 def argv(context: Context) -> tuple[Token, ...]:
-    """The trainer and its settings file."""
     rule = "the trainer reads the plan's decisions from one file"
     settings = (token("--settings", rule=rule), token(Variable.RUN_DIR, f"/{SETTINGS}", rule=rule))
     return (*module(context, "trainkit.trainer", keys=("program.kind",)), *settings, *resume_word(context, "--resume"))

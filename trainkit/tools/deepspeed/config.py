@@ -248,7 +248,6 @@ OPTIMIZERS: Mapping[str, str] = dict.fromkeys(("onebitadam", "onebitlamb", "zero
 
 
 def removed_notices(context: Context) -> Iterator[Diagnostic]:
-    """A warning for each."""
     base, installed = context.resolved.attachments.get("strategy.config"), context.facts.packages.get("deepspeed", "")
     if base is None or not context.zero or not installed:  # a missing package is said by itself
         return

@@ -18,7 +18,6 @@ _DEFAULTS = Origin("defaults", 0, "the recipe's defaults")
 
 
 def unfit(context: Context) -> str:
-    """Why there is no such file."""
     kind = context.recipe.strategy.kind
     return "" if context.zero else f"it is for the strategies zero0 to zero3, and strategy.kind is {kind}"
 

@@ -139,13 +139,11 @@ FLAGS: tuple[LauncherFlag, ...] = (
 
 
 def argv(context: Context) -> tuple[Token, ...]:
-    """The runner's words."""
     # The runner eats the first `--` and hands the second on to the launcher that it starts, which has its own flags.
     return (*launcher_argv(context, "deepspeed.launcher.runner", FLAGS), token("--", rule=END_OF_FLAGS))
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """What torchrun would set and DeepSpeed does not."""
     keys, rule = ("nodes.processes_per_node",), "DeepSpeed's launcher does not set it; torchrun does"
     return (variable("LOCAL_WORLD_SIZE", str(context.processes), keys=keys, rule=rule),)
 
@@ -180,7 +178,6 @@ def local_rank(context: Context) -> str:
 
 
 def shell_words(context: Context, folder: str) -> tuple[str, ...]:
-    """The cards by number, or a count of processes on a CPU."""
     cards = ",".join(map(str, chosen_cards(context)))
     which = f"--include=localhost:{cards}" if context.cards else f"--num_gpus={context.processes}"
     return ("deepspeed", "--no_local_rank", which)

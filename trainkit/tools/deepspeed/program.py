@@ -142,7 +142,6 @@ def notices(context: Context) -> tuple[Diagnostic, ...]:
 
 
 def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
-    """Import the flag of the file, which the plan passes itself."""
     found = list(script_flags(argv))
     given = next((each for each in found if f"--{each.name}" == FLAG), None)
     if given is None:

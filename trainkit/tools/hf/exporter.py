@@ -21,7 +21,6 @@ _PLACE = text(Variable.RUN_DIR, f"/{OUTPUT}")
 
 
 def unfit(context: Context) -> str:
-    """Why there is no such command."""
     kind = context.recipe.program.kind
     if kind != "hf":
         return f"it is for programs of kind hf, and program.kind is {kind}"

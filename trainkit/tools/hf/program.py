@@ -87,7 +87,6 @@ INPUT_RULES: tuple[InputRule, ...] = ()
 
 
 def reason(context: Context) -> str:
-    """For people."""
     return f"{own_scripts.described(context)}, on the Trainer of transformers {version(context)}"
 
 
@@ -97,14 +96,12 @@ def argv(context: Context) -> tuple[Token, ...]:
 
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
-    """FSDP's settings, or DeepSpeed's."""
     if context.zero:
         return (deepspeed_file(context, "hf"),)
     return (fsdp_config.file(context),) if fsdp_config.is_chosen(context) else ()
 
 
 def environment(context: Context) -> tuple[SourcedVariable, ...]:
-    """What the libraries read from the environment alone."""
     return (*own_scripts.verbosity(context), *fsdp_config.environment(context))
 
 

@@ -185,7 +185,6 @@ def given_fields(context: Context) -> Iterator[tuple[Argument, object]]:
 
 
 def problems(context: Context) -> Iterator[Diagnostic]:
-    """Every error."""
     error = context.resolved.error
     for field in FIELDS:
         value = field.encode(context) if said(context, *field.keys) else UNSET
