@@ -10,8 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from proof import Case
-from proof_checks import CALLER, measured, out_of_memory, peak_below, resumed, searched, shown_card, two_runs
-from proof_runs import SHIPPED, run_and_compare
+from proof_checks import (
+    CALLER,
+    SHIPPED,
+    measured,
+    out_of_memory,
+    peak_below,
+    resumed,
+    run_and_compare,
+    searched,
+    shown_card,
+    two_runs,
+)
 
 EXACT, NEAR, ROUGH, FALLEN = 1e-4, 1e-3, 6e-2, 0.2
 FP32 = ("precision.dtype=fp32", "precision.tf32=false")
@@ -44,38 +54,27 @@ def by(launcher: str) -> tuple[str, ...]:
 
 def rows(group: str, table: Mapping[str, Row], **more: Any) -> list[Case]:
     """A case of phase 2 for each row."""
-    return [
-        Case(
-            2,
-            group,
-            name,
-            run_and_compare,
-            words=words,
-            like=like,
-            tolerance=tolerance,
-            on_cpu=f"{group}/{name}" in HERE_TOO,
-            needs=needed(words),
-            **more,
-        )
-        for name, (words, like, tolerance) in table.items()
-    ]
+    found = []
+    for name, (words, like, tolerance) in table.items():
+        here, needs = f"{group}/{name}" in HERE_TOO, needed(words)
+        found.append(Case(2, group, name, run_and_compare, words=words, like=like, tolerance=tolerance, on_cpu=here,
+                          needs=needs, **more))  # fmt: skip
+    return found
+
+
+# Packages of other people -> what of a case's words uses them.
+USED = {
+    "deepspeed": ("zero", "deepspeed"),
+    "bitsandbytes": ("bnb", "qlora"),
+    "peft": ("lora",),
+    "transformers": ("efficiency-table", "llama", "olmoe", "t5"),
+}
 
 
 def needed(words: tuple[str, ...]) -> tuple[str, ...]:
     """Packages of other people that these words use."""
     text = " ".join(words)
-    marks = {
-        "zero": "deepspeed",
-        "deepspeed": "deepspeed",
-        "bnb": "bitsandbytes",
-        "qlora": "bitsandbytes",
-        "lora": "peft",
-        "efficiency-table": "transformers",
-        "llama": "transformers",
-        "olmoe": "transformers",
-        "t5": "transformers",
-    }
-    return tuple(dict.fromkeys(package for mark, package in marks.items() if mark in text))
+    return tuple(package for package, marks in USED.items() if any(mark in text for mark in marks))
 
 
 STRATEGIES: dict[str, Row] = {

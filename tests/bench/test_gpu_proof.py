@@ -16,17 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import measure_loop
-import measure_memory
-import measure_speed
-import measure_table
+import measure
 import pytest
-from measure_parts import Asked
-from proof import Case, Place
+from measure import Asked
+from proof import Case, Place, markdown
 from proof_cases import CASES, REFUSED, rows
-from proof_checks import measured, program_command, shown_card
-from proof_report import markdown
-from proof_runs import command, distance
+from proof_checks import command, distance, measured, program_command, shown_card
 
 from tests.made_up_cards import Cards, card
 from trainkit.cli.machines import machine_facts
@@ -250,15 +245,15 @@ def planned(recipe: str, words: Sequence[str], *, busy: bool = False, **facts: A
 
 def measurements(scratch: Path) -> Iterator[tuple[str, list[str]]]:
     """The words of every recipe that is measured."""
-    for size in (*measure_speed.SIZES, measure_speed.BERT):
-        yield size, measure_speed.words_of(Asked(size, "cuda", False, scratch), 30)
-    for part, found in measure_table.ROWS.items():
+    for size in (*measure.MICRO, measure.BERT):
+        yield size, measure.speed_words(Asked(size, "cuda", False, scratch), 30)
+    for part, found in measure.ROWS.items():
         for name, words in found.items():
             yield f"{part} {name}", ["efficiency-table", *words]
-    for name in measure_memory.CONFIGURATIONS:
-        yield name, measure_memory.words_of(Asked("", "cuda", False, scratch), name)
-    for name in measure_loop.SIZES:
-        yield f"loop {name}", measure_loop.words_of(Asked("", "cuda", False, scratch), name, 20)
+    for name in measure.CONFIGURATIONS:
+        yield name, measure.memory_words(Asked("", "cuda", False, scratch), name)
+    for name in measure.LOOPED:
+        yield f"loop {name}", measure.loop_words(Asked("", "cuda", False, scratch), name, 20)
 
 
 def test_the_words_of_every_measurement_plan_on_a_card(tmp_path: Path) -> None:
@@ -290,7 +285,7 @@ ROW = {"samples/s, metrics": 100.0, "samples/s, clock": 101.0, "MFU, metrics": 0
 def test_speed_is_judged_on_the_cards_of_the_gates(
     size: str, card: str, more: dict[str, float], missed: list[str], tmp_path: Path
 ) -> None:
-    assert measure_speed.missed(Asked(size, "cuda", False, tmp_path), card, {**ROW, **more}) == missed
+    assert measure.missed(Asked(size, "cuda", False, tmp_path), card, {**ROW, **more}) == missed
 
 
 def test_curves_with_other_steps_are_infinitely_far() -> None:
