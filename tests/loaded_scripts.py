@@ -1,7 +1,8 @@
-"""Programs of `scripts/` as modules: their names have no suffix, so that an import does not find them."""
+"""Programs of `scripts/`: run, and as modules, for their names have no suffix by which an import would find them."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -20,3 +21,9 @@ def script(path: str) -> Any:
     module = sys.modules[name] = module_from_spec(spec)  # where dataclasses look
     loader.exec_module(module)
     return module
+
+
+def run_script(path: str, *words: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """What a program printed and ended with."""
+    argv = [sys.executable, str(SCRIPTS / path), *words]
+    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)

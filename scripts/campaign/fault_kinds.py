@@ -1,21 +1,183 @@
-"""The faults of the campaign `faults`: where each can be made, what it needs, what a run may say and end with."""
+"""The faults of the campaign `faults`: where each can be made, what it needs, what a run may say and end with.
+
+A place is made before the run, struck at its moment, and mended before the run that resumes. Each is real: full,
+failing and read-only file systems, cgroups, limits, clocks. All mounts are in the campaign's own mount namespace:
+whatever happens, they are gone when it ends.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import psutil
-from fault_places import ANOTHER_USER, Place, cgroup, disk, failing, fill, power_cut, remounted, shell, unfill
-from tiny_runs import Run
+import tiny_runs
+from tiny_runs import References, Run
+
+OWN_NAMESPACE = "TRAINKIT_CAMPAIGN_NAMESPACE"
+LIBRARY = "TRAINKIT_CAMPAIGN_LIBRARY"
+ANOTHER_USER = ("setpriv", "--reuid=61234", "--regid=61234", "--clear-groups")
+PACE = "who=trainer calls=write path=metrics.jsonl delay=60"  # so that a step can be seen before the next
+
+
+@dataclass
+class Place:
+    """Where one run meets its fault."""
+
+    root: Path  # output.root
+    strike: Callable[[Run], object] = lambda run: None
+    mend: Callable[[], object] = lambda: None
+    environ: Mapping[str, str | None] = field(default_factory=dict)
+    before: Sequence[str] = ()
+
+
+def shell(*argv: str) -> str:
+    """Run a command of the system; CalledProcessError where it fails."""
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+@cache
+def abilities() -> dict[str, str]:
+    """What cases may need -> why this machine lacks it; empty for what it has."""
+    there = {
+        "mounts": (OWN_NAMESPACE in os.environ, "no mount namespace of its own (needs root, or user namespaces)"),
+        "loop": (not os.geteuid() and Path("/dev/loop-control").exists(), "no loop devices (needs root)"),
+        "gcc": (LIBRARY in os.environ, "no gcc, which compiles the calls that fail"),
+        "user": (starts_as_another_user(), "no other user who may start this interpreter (needs root, setpriv)"),
+    }
+    for name in ("memory", "pids"):
+        folder = cgroup_of(name)
+        there[name] = (bool(folder and os.access(folder, os.W_OK)), f"no {name} cgroup to write to (needs root)")
+    if os.environ.get(OWN_NAMESPACE) == "user":  # root there is not root here
+        there |= {name: (False, f"{name} needs root") for name in ("loop", "user", "memory", "pids")}
+    return {name: "" if able else why for name, (able, why) in there.items()}
+
+
+def starts_as_another_user() -> bool:
+    """Whether this interpreter can be started as a user without rights."""
+    argv = [*ANOTHER_USER, "env", sys.executable, "-c", "import trainkit"]
+    return not os.geteuid() and subprocess.run(argv, check=False, capture_output=True).returncode == 0
+
+
+def cgroup_of(controller: str) -> Path | None:
+    """This process's folder of a cgroup controller, of either version."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return Path("/sys/fs/cgroup", controller, path.lstrip("/"))
+        if not names and controller in _words(Path("/sys/fs/cgroup", path.lstrip("/"), "cgroup.controllers")):
+            return Path("/sys/fs/cgroup", path.lstrip("/"))
+    return None
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def enter_namespace() -> None:
+    """Start this process anew in a mount namespace of its own, where the machine allows one."""
+    if os.environ.get(OWN_NAMESPACE) or not shutil.which("unshare"):
+        return
+    for kind, words in (("root", ["unshare", "-m"]), ("user", ["unshare", "-Urm"])):
+        tried = [*words, "mount", "-t", "tmpfs", "none", "/mnt"]
+        if not subprocess.run(tried, capture_output=True, check=False).returncode:
+            os.execvpe(words[0], [*words, sys.executable, *sys.argv], {**os.environ, OWN_NAMESPACE: kind})
+
+
+def compile_library(folder: Path) -> None:
+    """The failing calls, for LD_PRELOAD; nothing where there is no compiler."""
+    library = folder / "faulty.so"
+    with suppress(OSError, subprocess.CalledProcessError):
+        shell("gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("faulty.c")), "-ldl")
+        os.environ[LIBRARY] = str(library)
+
+
+def failing(*rules: str) -> dict[str, str]:
+    """The environment of processes whose calls follow these rules (see faulty.c), paced."""
+    library = os.environ.get(LIBRARY)
+    return {"LD_PRELOAD": library, "FAULTS": ";".join([*rules, PACE])} if library else {}
+
+
+@contextmanager
+def disk(folder: Path, kind: str, megabytes: int = 24) -> Iterator[Path]:
+    """A small file system of its own: `tmpfs`, `ext4` in a file, or the `folder` itself."""
+    root = folder / "runs"
+    root.mkdir(exist_ok=True)
+    image = folder / "disk.img"
+    if kind == "tmpfs":
+        shell("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(root))
+    elif kind == "ext4":
+        with image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        shell("mkfs.ext4", "-q", "-m", "0", str(image))
+        shell("mount", "-o", "loop", str(image), str(root))
+    try:
+        yield root
+    finally:
+        if kind in ("tmpfs", "ext4"):
+            subprocess.run(["umount", "-l", str(root)], check=False, capture_output=True)
+
+
+def fill(root: Path, left: int) -> None:
+    """Take all room but so many bytes."""
+    room = os.statvfs(root)
+    size = max(0, room.f_bavail * room.f_bsize - left)
+    fd = os.open(root / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        with suppress(OSError):
+            os.posix_fallocate(fd, 0, max(1, size))
+        with suppress(OSError):  # which is what is wanted
+            while not left:
+                os.write(fd, bytes(1024))
+    finally:
+        os.close(fd)
+
+
+def power_cut(root: Path) -> None:
+    """End an ext4 without its journal being written: what was not flushed is lost (EXT4_IOC_SHUTDOWN, NOLOGFLUSH)."""
+    fd, number = os.open(root, os.O_RDONLY), 0x8004587D
+    try:
+        done = ctypes.CDLL(None, use_errno=True).ioctl(fd, ctypes.c_ulong(number), ctypes.byref(ctypes.c_uint32(2)))
+        if done:
+            raise OSError(ctypes.get_errno(), "EXT4_IOC_SHUTDOWN")
+    finally:
+        os.close(fd)
+
+
+def within(group: Path) -> tuple[str, ...]:
+    """The words that start a command in a cgroup."""
+    return ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+
+
+@contextmanager
+def cgroup(controller: str) -> Iterator[Path]:
+    """A cgroup of its own; what is in it at the end moves back."""
+    parent = cgroup_of(controller)
+    assert parent is not None
+    folder = Path(tempfile.mkdtemp(prefix="trainkit-", dir=parent))
+    try:
+        yield folder
+    finally:
+        for pid in _words(folder / "cgroup.procs"):
+            with suppress(OSError):
+                (parent / "cgroup.procs").write_text(pid)
+        folder.rmdir()
+
+
+# The faults.
 
 STRATEGIES = ("single", "ddp", "fsdp", "zero2")
-MOMENTS = ("before", "starting", "first step", "saving", "between steps", "near the end")
+MOMENTS = ("before", *tiny_runs.MOMENTS)
 AMOUNTS = range(5)  # of a table of the fault's own: bytes left, error numbers, limits
 OK, MACHINE, ANY = frozenset({0}), frozenset({0, 1, 4}), frozenset({0, 1, 4, 137})
 KILLED = -signal.SIGKILL  # trainkit itself; its guardian says the rest
@@ -46,7 +208,7 @@ class Fault:
     amounts: tuple[int, ...] = tuple(AMOUNTS)
     strategies: tuple[str, ...] = STRATEGIES
     records: bool = True  # whether status.json can be true at the end
-    alone: Callable[[Case, Path, Callable[[str], Mapping[int, float]]], list[str]] | None = None  # judges by itself
+    alone: Callable[[Case, Path, References], list[str]] | None = None  # judges by itself
     path: bool = False  # whether a path of the run must be named, too
 
 
@@ -55,7 +217,7 @@ def full_disk(case: Case, folder: Path) -> Iterator[Place]:
     """All room is taken but for so many bytes."""
     left = (0, 4096, 20_000, 100_000, 250_000)[case.amount]
     with disk(folder, case.where) as root:
-        yield Place(root, lambda _: fill(root, left), lambda: unfill(root), failing())
+        yield Place(root, lambda _: fill(root, left), lambda: (root / "filler").unlink(missing_ok=True), failing())
 
 
 @contextmanager
@@ -68,8 +230,12 @@ def failed_disk(case: Case, folder: Path) -> Iterator[Place]:
         else:
             shell("mount", "-o", "remount,abort", str(root))
 
+    def mend() -> None:  # as after a start of the machine
+        shell("umount", str(root))
+        shell("mount", "-o", "loop", str(folder / "disk.img"), str(root))
+
     with disk(folder, "ext4") as root:
-        yield Place(root, strike, lambda: remounted(root, folder / "disk.img"), failing())
+        yield Place(root, strike, mend, failing())
 
 
 @contextmanager
@@ -78,13 +244,9 @@ def read_only(case: Case, folder: Path) -> Iterator[Place]:
     with disk(folder, case.where) as root:
         yield Place(
             root,
-            lambda _: void(shell("mount", "-o", "remount,ro", str(root))),
-            lambda: void(shell("mount", "-o", "remount,rw", str(root))),
+            lambda _: shell("mount", "-o", "remount,ro", str(root)),
+            lambda: shell("mount", "-o", "remount,rw", str(root)),
         )
-
-
-def void(_: object) -> None:
-    """For what is not to be returned."""
 
 
 # who:calls:path of what fails; %R is output.root
@@ -147,8 +309,7 @@ def out_of_memory(case: Case, folder: Path) -> Iterator[Place]:
 
         if case.where == "all":
             limit(group, (250, 120, 40, 330, 400)[case.amount] << 20)
-            script = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-            yield Place(root, before=("sh", "-c", script, "sh"), environ=failing())
+            yield Place(root, before=within(group), environ=failing())
         else:
             yield Place(root, strike, environ=failing())
 
@@ -190,7 +351,7 @@ def few_processes(case: Case, folder: Path) -> Iterator[Place]:
         return
     with cgroup("pids") as group:
         (group / "pids.max").write_text(str(number))
-        yield Place(root, before=("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"))
+        yield Place(root, before=within(group))
 
 
 @contextmanager
@@ -215,13 +376,8 @@ def slow_disk(case: Case, folder: Path) -> Iterator[Place]:
                 run.process.wait((1, 2, 4, 6, 9)[case.amount])
             switch.unlink()
 
-    calls = "open+write+fsync+rename+mkdir"
-    yield Place(
-        root,
-        strike,
-        lambda: switch.unlink(missing_ok=True),
-        failing(f"calls={calls} path={root}/ {delay} switch={switch}"),
-    )
+    rule = f"calls=open+write+fsync+rename+mkdir path={root}/ {delay} switch={switch}"
+    yield Place(root, strike, lambda: switch.unlink(missing_ok=True), failing(rule))
 
 
 @contextmanager
@@ -233,9 +389,8 @@ def removed(case: Case, folder: Path) -> Iterator[Place]:
         found = run.directory()
         if found is None:
             return
-        inner = {"run": found, "root": root / found.parent.name}.get(
-            case.where.split()[0], found / case.where.split()[0]
-        )
+        what = case.where.split()[0]
+        inner = {"run": found, "root": found.parent}.get(what, found / what)
         if inner.exists():
             inner.rename(folder / "removed")
             if case.where.endswith("link"):

@@ -5,7 +5,6 @@
      calls=write+fsync  of open (to write), read (opening to read), write, fsync, rename, mkdir, close; all without it
      path=TEXT          part of the file's path
      switch=FILE        only while this file is there
-     after=N times=M    let N such calls of a process pass, then do it M times (0: for good)
      errno=N            the call fails so
      delay=MS           the call waits first
      hang=1             the call waits first for as long as the switch is there
@@ -28,8 +27,7 @@
 
 struct rule {
     char who[16], calls[64], path[256], when[256];
-    long after, times, error, delay, hang, clock;
-    atomic_long seen;
+    long error, delay, hang, clock;
 };
 
 static struct rule rules[16];
@@ -85,8 +83,6 @@ static void read_rules(void) {
             if (!strcmp(word, "calls")) snprintf(rule->calls, sizeof rule->calls, "+%s+", value);
             if (!strcmp(word, "path")) snprintf(rule->path, sizeof rule->path, "%s", value);
             if (!strcmp(word, "switch")) snprintf(rule->when, sizeof rule->when, "%s", value);
-            if (!strcmp(word, "after")) rule->after = atol(value);
-            if (!strcmp(word, "times")) rule->times = atol(value);
             if (!strcmp(word, "errno")) rule->error = atol(value);
             if (!strcmp(word, "delay")) rule->delay = atol(value);
             if (!strcmp(word, "hang")) rule->hang = atol(value);
@@ -116,9 +112,6 @@ static int fault(const char *call, const char *path) {
         if (rule->clock || (rule->path[0] && !strstr(path, rule->path)) || (rule->calls[0] && !strstr(rule->calls, mark)))
             continue;
         if ((rule->who[0] && strcmp(rule->who, who())) || !is_on(rule))
-            continue;
-        long number = atomic_fetch_add(&rule->seen, 1);
-        if (number < rule->after || (rule->times && number >= rule->after + rule->times))
             continue;
         if (rule->delay)
             wait_ms(rule->delay);

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from mutations import changed
+from cases import ROOT, changed
 
 from trainkit.recipe.schema.fields import Setting, members, schema
 from trainkit.tools.accelerate.launcher import FLAGS as ACCELERATE
 from trainkit.tools.deepspeed.launcher import FLAGS as DEEPSPEED
 from trainkit.tools.torchrun import FLAGS as TORCHRUN
 
-ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "corpus"
 MACHINES = ("8xh100", "1x4090", "laptop-cpu", "m3-max")
 # What nobody expects in the place of a value.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mutations import changed
+from cases import changed
 from security_judge import PAYLOAD, WROTE
 
 # Names that a reader may know as data, and their like, to be misused.

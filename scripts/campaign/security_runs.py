@@ -19,7 +19,7 @@ from typing import Any
 
 import security_content as hostile
 import security_strangers as around
-from mutations import changed
+from cases import changed
 from security_judge import PAYLOAD, Attack
 from security_surfaces import GRIDS, SURFACES, command
 

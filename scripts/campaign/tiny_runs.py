@@ -1,4 +1,4 @@
-"""Runs of a tiny model, as the campaigns start, watch and compare them."""
+"""Runs of a tiny model, as the campaigns `kill` and `faults` start, watch and compare them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +83,11 @@ class Run:
         folder = self.directory()
         return bool(folder and [*folder.glob("checkpoints/.tmp-step-*"), *folder.glob("checkpoints/step-*")])
 
+    def reaches(self, moment: str) -> bool:
+        """Wait until its moment has come; False where it ended before."""
+        wait_for(lambda: MOMENTS[moment](self) or self.process.poll() is not None)
+        return self.process.poll() is None
+
     def text(self) -> str:
         """What a person has read of it."""
         return self.console.read_text(errors="replace")
@@ -104,6 +111,42 @@ class Run:
             except ProcessLookupError:
                 continue
         self.process.wait(PATIENCE)
+
+
+# When something is done to a run: what is there by then.
+MOMENTS: Mapping[str, Callable[[Run], Any]] = {
+    "starting": lambda run: run.status().get("pids", {}).get("launcher"),
+    "first step": lambda run: run.steps() >= 1,
+    "saving": Run.is_saving,
+    "between steps": lambda run: run.steps() >= EVERY + 1,
+    "near the end": lambda run: run.steps() >= STEPS - 1,
+}
+
+
+class References:
+    """The losses of runs that were left alone, by what they are started with."""
+
+    def __init__(self, start: Callable[..., Run]) -> None:
+        self._start, self._lock = start, threading.Lock()
+        self._known: dict[tuple[str, ...], dict[int, float]] = {}
+
+    def of(self, *how: str) -> dict[int, float]:
+        """Of one of them, which is started in a folder of its own unless it is known."""
+        with self._lock:
+            if how not in self._known:
+                with tempfile.TemporaryDirectory(prefix="trainkit-reference-") as folder:
+                    run = self._start(Path(folder), *how)
+                    if run.process.wait(PATIENCE) or len(losses(run.directory())) != STEPS:
+                        raise RuntimeError(f"a run that was left alone failed: {run.text()}")
+                    self._known[how] = losses(run.directory())
+            return self._known[how]
+
+
+def differing(known: Mapping[int, float], reference: Mapping[int, float]) -> list[str]:
+    """The losses that are not, bit for bit, those of a run that was left alone."""
+    return [
+        f"step {step}: {loss} in place of {reference[step]}" for step, loss in known.items() if loss != reference[step]
+    ]
 
 
 def settings(root: Path, strategy: str) -> list[str]:

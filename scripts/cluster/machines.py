@@ -1,4 +1,4 @@
-"""Machines on one computer: each has its own network, host name, process numbers, /tmp if asked for, and /dev/shm.
+"""Machines on one computer: each has its own network, host name, process numbers and /dev/shm.
 
 They share the file system and are joined by a bridge. Nothing has a name outside: when the first process of a machine
 dies, all of it is gone. Needs root and iproute2.
@@ -25,7 +25,6 @@ INIT = """
 hostname "$1"
 mount --bind "$2/hosts" /etc/hosts
 mount -t tmpfs -o size=1g tmpfs /dev/shm
-[ -z "$3" ] || mount -t tmpfs -o size=1g tmpfs /tmp
 ip link set lo up
 trap 'exit 0' TERM
 echo up >"$2/$1/ready"
@@ -52,7 +51,7 @@ class Machines:
         """Those that were started, the login machine first."""
         return sorted((path.parent.name for path in self.folder.glob("tk*/init")), key=lambda name: int(name[2:]))
 
-    def up(self, count: int, *, tied: bool = False, private_tmp: bool = False) -> None:
+    def up(self, count: int, *, tied: bool = False) -> None:
         """Start them. tied: they die with the thread that calls. Raises RuntimeError when one does not come up."""
         if self.names:
             raise RuntimeError(f"{self.folder} has machines already")
@@ -61,7 +60,7 @@ class Machines:
         hosts = ["127.0.0.1 localhost", *(f"{address(name)} {name}" for name in names)]
         (self.folder / "hosts").write_text("\n".join(hosts) + "\n")
         for name in names:
-            self._start(name, tied=tied, private_tmp=private_tmp)
+            self._start(name, tied=tied)
         for name in names:
             self._find_init(name)
         self.host("ip link add br0 type bridge", f"ip addr add {address(LOGIN)}/24 dev br0", "ip link set br0 up")
@@ -69,18 +68,18 @@ class Machines:
             self.connect(name)
 
     def again(self, name: str, *, tied: bool = False) -> None:
-        """Start one again whose plug was pulled, as new; without private_tmp."""
+        """Start one again whose plug was pulled, as new."""
         shutil.rmtree(self.folder / name)
-        self._start(name, tied=tied, private_tmp=False)
+        self._start(name, tied=tied)
         self._find_init(name)
         self.connect(name)
 
-    def _start(self, name: str, *, tied: bool, private_tmp: bool) -> None:
+    def _start(self, name: str, *, tied: bool) -> None:
         place = self.folder / name
         place.mkdir()
         before = ["setpriv", "--pdeathsig", "KILL"] if tied else []
         apart = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        words = ["sh", "-ec", INIT, "init", name, str(self.folder), "private" if private_tmp else ""]
+        words = ["sh", "-ec", INIT, "init", name, str(self.folder)]
         with (place / "init.log").open("wb") as log:
             process = subprocess.Popen(
                 [*before, *apart, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -5,20 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-CAMPAIGN = Path(__file__).parents[2] / "scripts" / "campaign"
+from tests.loaded_scripts import run_script, script
+
 pytestmark = pytest.mark.torch
 
 
 def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The campaign's outcome."""
-    argv = [sys.executable, str(CAMPAIGN / "faults"), "--workers", "2", "--strategies", "single", *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return run_script("campaign/faults", "--workers", "2", "--strategies", "single", *words, cwd=folder)
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc compiles the calls that fail")
@@ -26,7 +24,7 @@ def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_whose_calls_fail_is_as_promised(tmp_path: Path) -> None:
     done = campaign(tmp_path, "--only", "failing call", "--cases", "1", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 faults, 0 failed" in done.stdout
+    assert "1 cases, 0 failed" in done.stdout
     assert list(tmp_path.iterdir()) == []  # nothing was found to keep
 
 
@@ -36,18 +34,12 @@ def test_commands_that_cannot_write_are_as_promised(tmp_path: Path) -> None:
         assert done.returncode == 1  # nothing at all was tried
         pytest.skip(done.stdout.splitlines()[0])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 faults, 0 failed" in done.stdout
+    assert "2 cases, 0 failed" in done.stdout
 
 
-@pytest.fixture
-def promises(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The judging module."""
-    monkeypatch.syspath_prepend(str(CAMPAIGN))
-    import fault_promises
-
-    yield fault_promises
-    for name in ("fault_promises", "fault_kinds", "fault_places", "tiny_runs"):
-        sys.modules.pop(name, None)
+@pytest.fixture(scope="module")
+def faults() -> Any:
+    return script("campaign/faults")
 
 
 @pytest.mark.parametrize(
@@ -64,22 +56,18 @@ def promises(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
          ["/tiny/20260101-000000-abcdef/checkpoints/step-00000002: it has no manifest.json"]),
     ],
 )  # fmt: skip
-def test_what_is_not_as_promised_is_seen(promises: Any, tmp_path: Path, line: str, finds: list[str]) -> None:
-    from fault_kinds import FAULTS
-    from tiny_runs import Run
-
+def test_what_is_not_as_promised_is_seen(faults: Any, tmp_path: Path, line: str, finds: list[str]) -> None:
     root = tmp_path / "runs"
-    run = Run(root, tmp_path, "single", environ={"ROOT": str(root)}, command=("sh", "-c", line))
-    code = run.process.wait(20)
-    found = promises.after_fault(run, FAULTS["full disk"], code)
-    found += promises.damaged_checkpoints(run.directory())
+    run = faults.Run(root, tmp_path, "single", environ={"ROOT": str(root)}, command=("sh", "-c", line))
+    found = faults.after_fault(run, faults.FAULTS["full disk"], run.process.wait(20))
+    found += faults.tiny.damaged_checkpoints(run.directory())
     assert [each.removeprefix(str(root)) for each in found] == finds
 
 
-def test_a_file_of_another_run_that_changed_is_seen(promises: Any, tmp_path: Path) -> None:
-    folder, before = promises.bystander(tmp_path)
-    assert promises.of_files({folder: before}) == []
+def test_a_file_of_another_run_that_changed_is_seen(faults: Any, tmp_path: Path) -> None:
+    folder, before = faults.bystander(tmp_path)
+    assert faults.damaged({folder: before}) == []
     with (folder / "metrics.jsonl").open("a") as file:
         file.write("more")
-    assert promises.of_files({folder: before}) == [f"{folder} was damaged"]
+    assert faults.damaged({folder: before}) == [f"{folder} was damaged"]
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
