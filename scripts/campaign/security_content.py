@@ -19,33 +19,16 @@ from security_judge import PAYLOAD, WROTE
 
 # Names that a reader may know as data, and their like, to be misused.
 ALLOWED = (
-    "collections OrderedDict",
-    "pathlib Path",
-    "pathlib PosixPath",
-    "torch Size",
-    "torch device",
-    "torch float32",
-    "torch._utils _rebuild_tensor_v2",
-    "torch.serialization _get_layout",
-    "_codecs encode",
-    "numpy dtype",
-    "numpy ndarray",
-    "numpy._core.multiarray _reconstruct",
-    "numpy.core.multiarray _reconstruct",
-    "torch.storage _load_from_bytes",
-    "torch.distributed.checkpoint.metadata Metadata",
-    "torch.distributed.checkpoint.metadata MetadataIndex",
-    "torch.distributed.checkpoint.metadata TensorProperties",
-    "torch.distributed.checkpoint.filesystem _StorageInfo",
-    "torch.distributed.checkpoint.filesystem _StoragePrefix",
-    "torch FloatStorage",
-    "torch._utils _rebuild_parameter",
-    "builtins bytearray",
-    "torch._tensor _rebuild_from_type_v2",
-    "deepspeed.runtime.fp16.loss_scaler LossScaler",
+    "collections OrderedDict", "pathlib Path", "pathlib PosixPath", "torch Size", "torch device", "torch float32",
+    "torch._utils _rebuild_tensor_v2", "torch.serialization _get_layout", "_codecs encode", "numpy dtype",
+    "numpy ndarray", "numpy._core.multiarray _reconstruct", "numpy.core.multiarray _reconstruct",
+    "torch.storage _load_from_bytes", "torch.distributed.checkpoint.metadata Metadata",
+    "torch.distributed.checkpoint.metadata MetadataIndex", "torch.distributed.checkpoint.metadata TensorProperties",
+    "torch.distributed.checkpoint.filesystem _StorageInfo", "torch.distributed.checkpoint.filesystem _StoragePrefix",
+    "torch FloatStorage", "torch._utils _rebuild_parameter", "builtins bytearray",
+    "torch._tensor _rebuild_from_type_v2", "deepspeed.runtime.fp16.loss_scaler LossScaler",
     "deepspeed.utils.tensor_fragment fragment_address",
-)
-_Push = Callable[[Any], bytes]
+)  # fmt: skip
 
 
 def push(value: Any) -> bytes:
@@ -124,31 +107,14 @@ def misuse(draw: random.Random, folder: Path) -> bytes:
     """Operations on what a reader allows: with other arguments, and with states that set attributes."""
     module, name = draw.choice(ALLOWED).split(" ")
     other = named(draw, *draw.choice(ALLOWED).split(" "))
-    odd = draw.choice(
-        (
-            push(None),
-            push(-1),
-            push(2**62),
-            push("x" * 50),
-            push(b"\xff" * 9),
-            push((2**40,)),
-            push({"__class__": 1}),
-            push([[]] * 3),
-            b"(" + other + b"t",
-            other,
-            push(("latin1",)),
-            push(str(folder / "outside" / "secret.txt")),
-        )
-    )
-    attribute = draw.choice(
-        ("open", "__reduce__", "__setstate__", "__init__", "__new__", "__class__", "__dict__", "touch", "x")
-    )
-    states = (
-        push({attribute: 1}),
-        b"}" + text(attribute) + other + b"s",
-        b"N}" + text(attribute) + other + b"s\x86",
-        odd,
-    )
+    outside = str(folder / "outside" / "secret.txt")
+    values: tuple[Any, ...] = (None, -1, 2**62, "x" * 50, b"\xff" * 9, (2**40,), {"__class__": 1}, [[]] * 3, outside)
+    values = (*values, ("latin1",))
+    odd = draw.choice((*map(push, values), b"(" + other + b"t", other))
+    names = ("open", "__reduce__", "__setstate__", "__init__", "__new__", "__class__", "__dict__", "touch", "x")
+    attribute = draw.choice(names)
+    sets = b"}" + text(attribute) + other + b"s"
+    states = (push({attribute: 1}), sets, b"N" + sets + b"\x86", odd)
     made = named(draw, module, name) + b"(" + odd * draw.randrange(4) + b"t" + draw.choice((b"R", b"\x81"))
     given = made if draw.random() < 0.5 else named(draw, module, name)
     return given + draw.choice(states) + b"b" if draw.random() < 0.7 else made
@@ -157,17 +123,12 @@ def misuse(draw: random.Random, folder: Path) -> bytes:
 def spliced(draw: random.Random, content: bytes, snippet: bytes) -> bytes:
     """A pickle with other operations somewhere in it, whose value is thrown away or takes the place of another."""
     try:
-        places = [
-            place
-            for operation, _, place in pickletools.genops(content)
-            if place is not None and operation.name != "FRAME"
-        ]
-        whole = b"".join(content[start:end] for start, end in _operations(content))
+        operations = [content[start:end] for start, end in _operations(content)]
     except Exception:  # noqa: BLE001 - no pickle any more
+        operations = []
+    if draw.random() < 0.3 or not operations:
         return b"\x80\x04" + snippet + b"."
-    if draw.random() < 0.3 or not places:
-        return b"\x80\x04" + snippet + b"."
-    operations = [content[start:end] for start, end in _operations(content)]
+    whole = b"".join(operations)
     operations.insert(draw.randrange(1, len(operations)), snippet + (b"0" if draw.random() < 0.8 else b""))
     return b"".join(operations) if draw.random() < 0.95 else whole[: draw.randrange(len(whole))]
 
@@ -215,15 +176,9 @@ def archive(draw: random.Random, content: bytes, folder: Path) -> bytes:
     if what < 0.1:
         return pickled(draw, pickle.dumps({"module": {}}), folder)  # no archive at all
     if what < 0.2:  # the form before archives: number, protocol, system, value, keys
-        return b"".join(
-            (
-                pickle.dumps(0x1950A86A20F9469CFC6C, 2),
-                pickle.dumps(1001, 2),
-                pickle.dumps({}, 2),
-                pickled(draw, pickle.dumps({}, 2), folder),
-                pickle.dumps([], 2),
-            )
-        )
+        values: tuple[Any, ...] = (0x1950A86A20F9469CFC6C, 1001, {})
+        head = (pickle.dumps(value, 2) for value in values)
+        return b"".join((*head, pickled(draw, pickle.dumps({}, 2), folder), pickle.dumps([], 2)))
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as parts, zipfile.ZipFile(out, "w") as written:
         bomb = draw.random() < 0.15
@@ -233,44 +188,18 @@ def archive(draw: random.Random, content: bytes, folder: Path) -> bytes:
                 inside = pickled(draw, inside, folder)
             elif bomb and "/data/" in part.filename:
                 inside = bytes(draw.choice((2**20, 300_000_000)))
-            name = (
-                part.filename
-                if draw.random() < 0.98
-                else draw.choice(("../../" + WROTE, "/" + WROTE, "x/code/y.py", "x/constants.pkl"))
-            )
+            odd = draw.choice(("../../" + WROTE, "/" + WROTE, "x/code/y.py", "x/constants.pkl"))
+            name = part.filename if draw.random() < 0.98 else odd
             written.writestr(name, inside, zipfile.ZIP_DEFLATED if bomb else zipfile.ZIP_STORED)
     return flipped(draw, out.getvalue()) if draw.random() < 0.15 else out.getvalue()
 
 
 ODD: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    2**63,
-    10**400,
-    1e308,
-    float("nan"),
-    "",
-    "..",
-    "../outside/secret.txt",
-    "/etc/passwd",
-    "\0",
-    "x" * 10_000,
-    "\x1b]52;c;Y2FuYXJ5\x07",
-    "\x1b[2J\x1b[31mgone",
-    "a\u202eb\u2066c",
-    "line\rover\nline",
-    "$(touch PWNED)",
-    "`touch PWNED`",
-    "--output=PWNED",
-    [],
-    {},
-    [[]],
-    {"": {}},
-    ["x"] * 1000,
+    None, True, -1, 0, 2**63, 10**400, 1e308, float("nan"), "", "..", "../outside/secret.txt", "/etc/passwd", "\0",
+    "x" * 10_000, "\x1b]52;c;Y2FuYXJ5\x07", "\x1b[2J\x1b[31mgone", "a\u202eb\u2066c", "line\rover\nline",
+    "$(touch PWNED)", "`touch PWNED`", "--output=PWNED", [], {}, [[]], {"": {}}, ["x"] * 1000,
     "${oc.env:AWS_SECRET_ACCESS_KEY}",
-)
+)  # fmt: skip
 
 
 def dumped(draw: random.Random, tree: Any) -> bytes:
@@ -285,15 +214,13 @@ def dumped(draw: random.Random, tree: Any) -> bytes:
     return json.dumps(changed(draw, tree, ODD)).encode("utf-8", "surrogatepass")
 
 
-def plant(draw: random.Random, path: Path, outside: Path) -> str:
-    """Put something that is no file, or leads elsewhere, in the place of a path; what it is."""
+def plant(draw: random.Random, path: Path, outside: Path) -> None:
+    """Put something that is no file, or leads elsewhere, in the place of a path that is no folder."""
     if path.is_dir() and not path.is_symlink():
-        return ""
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    kind = draw.choice(tuple(PLANTED))
-    PLANTED[kind](path, outside)
-    return f"{path.name} is {kind}"
+    PLANTED[draw.choice(tuple(PLANTED))](path, outside)
 
 
 def _sparse(path: Path, _outside: Path) -> None:

@@ -1,70 +1,45 @@
-"""Judges what something hostile brings about, in a process of its own: by audit hook, canaries, limits and output."""
+"""Judges what something hostile brings about, in a process of its own: by audit hook, canaries, limits and output.
+
+Attacks stand in the tables of their surfaces, which the modules of attacks fill: each is made by a random generator on
+copies of real things, or has a number.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import random
 import re
-import resource
-import select
-import signal
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cases import FINE, Ended, in_child
+
+from trainkit.cli.boundary import run_command_line
 from trainkit.convert.shell.evaluating import TOOLS
+from trainkit.errors import TrainkitError, in_words
 
 SECONDS, BYTES = 10, 1_000_000_000  # processor time and memory of one attack, above what this process has
 WALL = 60  # seconds: what waits uses no processor
-FINE = (0, 1, 2, 4)
 SECRET = "canary-5f1d0c27-of-the-environment"  # the value of a variable that is named as a secret
 OUTSIDE = "canary-93ab77e1-of-another-file"  # what stands in a file that nothing names
 FORBIDDEN, PAYLOAD, WROTE = 91, "payload", "PWNED"
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # What reading never does. sys.addaudithook: https://docs.python.org/3/library/audit_events.html
-EVENTS = frozenset(
-    (
-        "os.system",
-        "os.exec",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.startfile",
-        "subprocess.Popen",
-        "os.fork",
-        "os.forkpty",
-        "pty.spawn",
-        "socket.connect",
-        "socket.bind",
-        "socket.sendto",
-        "socket.getaddrinfo",
-        "os.kill",
-        "os.killpg",
-        "signal.pthread_kill",
-        "ctypes.call_function",
-        "ctypes.string_at",
-        "ctypes.cdata",
-        "urllib.Request",
-    )
-)
+EVENTS = frozenset((
+    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "subprocess.Popen", "os.fork", "os.forkpty",
+    "pty.spawn", "socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "os.kill", "os.killpg",
+    "signal.pthread_kill", "ctypes.call_function", "ctypes.string_at", "ctypes.cdata", "urllib.Request",
+))  # fmt: skip
 CAST: int = importlib.import_module("_ctypes")._cast_addr  # ctypes.cast, which is a call from Python 3.14 on
 # Event -> place of the open folder that its name is seen from, among its arguments; -1: it has none.
 CHANGES = {
-    "os.mkdir": 2,
-    "os.remove": 1,
-    "os.rename": 2,
-    "os.rmdir": 1,
-    "os.chmod": 2,
-    "os.chown": 3,
-    "os.link": 2,
-    "os.symlink": 2,
-    "os.truncate": -1,
-    "os.utime": 3,
-    "os.setxattr": -1,
-}
+    "os.mkdir": 2, "os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.chmod": 2, "os.chown": 3, "os.link": 2,
+    "os.symlink": 2, "os.truncate": -1, "os.utime": 3, "os.setxattr": -1,
+}  # fmt: skip
 # A module that no data names; torch's and numpy's own are judged by what they bring about.
 _HARMFUL = re.compile(
     r"(os|posix|nt|subprocess|sys|shutil|socket|builtins|__builtin__|importlib|runpy|pty|ctypes)(\..*)?"
@@ -98,24 +73,23 @@ class Attack:
 
 def outcome_of(attack: Attack, folder: Path) -> tuple[str, str]:
     """`held`, or what is wrong, with what was said. folder: an empty one, with `work` and `outside` to be made."""
-    work, outside = folder / "work", folder / "outside"
-    for each in (work, outside, folder / "tmp"):
+    work, outside, tmp = (folder / name for name in ("work", "outside", "tmp"))
+    for each in (work, outside, tmp):
         each.mkdir(parents=True)
     (outside / "secret.txt").write_text(OUTSIDE)
     (outside / "linked.txt").write_text("hello\n")  # a hard link is the file itself: it may be read, and not written
     attack.prepare(folder)
     before = _state_of(outside)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _child(attack, folder)
-        finally:
-            os._exit(71)  # the attack itself could not be set up
-    status, used = _awaited(pid, attack.wall or WALL)
-    said = (folder / "said").read_text(errors="replace") if (folder / "said").exists() else ""
-    began = folder / "resident"
-    resident = int(began.read_text()) if began.exists() else 0
-    found = _found(os.waitstatus_to_exitcode(status), said.replace(str(folder), ""), attack)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp), "TMPDIR": str(tmp), "COLUMNS": "100"}
+    environ |= {"AWS_SECRET_ACCESS_KEY": SECRET, "HF_TOKEN": SECRET}
+    environ |= {name: value.replace("{folder}", str(folder)) for name, value in attack.environ.items()}
+
+    def watched() -> int:
+        sys.addaudithook(Hook(folder, attack))
+        return attack.call(folder)
+
+    ended = in_child(watched, folder, environ, seconds=SECONDS, wall=attack.wall or WALL, data=4 * BYTES)
+    found = _found(ended, ended.said.replace(str(folder), ""), attack)
     wrong = attack.after(folder)
     if any(folder.rglob(f"{WROTE}*")):
         found = "the payload ran"
@@ -123,40 +97,21 @@ def outcome_of(attack: Attack, folder: Path) -> tuple[str, str]:
         found = wrong if found == "held" else f"{found}; {wrong}"[:160]
     elif _state_of(outside) != before:
         found = "changed what lies outside" + (f"; {found}" if found != "held" else "")
-    elif found == "held" and used.ru_maxrss * 1024 - resident > BYTES:
-        found = "too large"
-    return found, said
+    return found, ended.said
 
 
-def _pages(field: int) -> int:
-    """Bytes of this process: 0 for all addresses, 1 for what is in memory (proc(5))."""
-    return int(Path("/proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _awaited(pid: int, seconds: float) -> tuple[int, Any]:
-    waiting = select.poll()
-    waiting.register(fd := os.pidfd_open(pid), select.POLLIN)
-    ended = waiting.poll(seconds * 1000)
-    os.close(fd)
-    if not ended:
-        os.kill(pid, signal.SIGKILL)
-    _, status, used = os.wait4(pid, 0)
-    return status if ended else signal.SIGALRM, used
-
-
-def _found(code: int, said: str, attack: Attack) -> str:
-    """What is wrong by exit code and output."""
+def _found(ended: Ended, said: str, attack: Attack) -> str:
+    """What is wrong by exit code, limits and output."""
+    code = ended.code
     if code == FORBIDDEN:
         return next((line for line in said.splitlines() if line.startswith("forbidden: ")), "forbidden")[:160]
-    if code in (-signal.SIGXCPU, -signal.SIGALRM):
-        return "too slow"
+    if over := ended.over(BYTES):
+        return over
     killed = attack.starts and code in (137, 143)  # a run whose records are gone is ended
     if not (code in (*FINE, *attack.codes) or killed) or "Traceback" in said or "bug in trainkit" in said:
         bug = next((line for line in said.splitlines() if "bug in trainkit" in line), "")
         last = said.strip().rpartition("\n")[2] if "Traceback" in said else ""
         return f"exit code {code} {bug or last}"[:160]
-    if "MemoryError" in said:
-        return "too large"
     if SECRET in said:
         return "reveals the environment"
     if OUTSIDE in said and not attack.named:
@@ -175,39 +130,46 @@ def _state_of(folder: Path) -> list[tuple[str, Any, bytes]]:
     return [(str(path), each, content) for path, each, content in zip(paths, kept, contents, strict=True)]
 
 
-def _child(attack: Attack, folder: Path) -> None:
-    out = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    for fd in (1, 2):
-        os.dup2(out, fd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(folder / "work")
-    tempfile.tempdir = None  # which the campaign's own process has found by now
-    os.environ.clear()
-    surroundings = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(folder / "tmp"),
-        "TMPDIR": str(folder / "tmp"),
-        "COLUMNS": "100",
-    }
-    os.environ.update({**surroundings, "AWS_SECRET_ACCESS_KEY": SECRET, "HF_TOKEN": SECRET})
-    os.environ.update({name: value.replace("{folder}", str(folder)) for name, value in attack.environ.items()})
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-    size = _pages(0)
-    resource.setrlimit(resource.RLIMIT_DATA, (size + 4 * BYTES, size + 4 * BYTES))  # what it maps of files is free
-    for number in (signal.SIGXCPU, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    (folder / "resident").write_text(str(_pages(1)))
-    code = 70
-    try:
-        sys.addaudithook(Hook(folder, starts=attack.starts, named=attack.named, acts=attack.acts))
-        code = attack.call(folder)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:  # noqa: BLE001 - whatever it is, it is what the campaign looks for
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+@dataclass
+class Lab:
+    """Real things, made once: run directories with a checkpoint each, by strategy; folders in transformers' form."""
+
+    runs: Mapping[str, Path] = field(default_factory=dict)
+    model: Path = Path()
+    adapters: Path = Path()
+
+
+LAB = Lab()  # which the campaign fills at its start
+SURFACES: dict[str, Callable[[random.Random], Attack]] = {}
+GRIDS: dict[str, Callable[[], Iterator[Attack]]] = {}  # numbered cases, in order
+
+
+def attack_of(seed: int, surfaces: tuple[str, ...]) -> Attack:
+    """The attack of a seed."""
+    draw = random.Random(seed)
+    name = draw.choice(surfaces)
+    attack = SURFACES[name](draw)
+    attack.surface = name
+    return attack
+
+
+def command(*words: str) -> Callable[[Path], int]:
+    """A call of trainkit's command line."""
+    return lambda _: run_command_line(list(words))
+
+
+def answered(call: Callable[[Path], object]) -> Callable[[Path], int]:
+    """What fails with an error of trainkit's own has answered."""
+
+    def outcome(folder: Path) -> int:
+        try:
+            call(folder)
+        except TrainkitError as error:
+            sys.stderr.write(in_words(error))
+            return int(error.exit_code)
+        return 0
+
+    return outcome
 
 
 def _kills(_: str, args: tuple[Any, ...]) -> str:
@@ -259,19 +221,12 @@ ACTING: dict[str, Callable[[str, tuple[Any, ...]], str]] = {
 class Hook:
     """Ends the process when it does what reading never does. folder: the attack's; only `work` and `tmp` may change."""
 
-    def __init__(self, folder: Path, *, starts: bool, named: bool, acts: bool = False) -> None:
+    def __init__(self, folder: Path, attack: Attack) -> None:
         self.folder, self.outside = str(folder), f"{folder}/outside"
-        self.mine = (
-            f"{folder}/work",
-            f"{folder}/tmp",
-            f"{folder}/said",
-            "/dev/null",
-            "/dev/tty",
-            "/proc/self",
-            "/dev/shm/",
-        )
-        self.events = frozenset() if starts else EVENTS
-        self.busy, self.named, self.acts = False, named, acts
+        own = tuple(f"{folder}/{name}" for name in ("work", "tmp", "said"))
+        self.mine = (*own, "/dev/null", "/dev/tty", "/proc/self", "/dev/shm/")
+        self.events = frozenset() if attack.starts else EVENTS
+        self.busy, self.named, self.acts = False, attack.named, attack.acts
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if self.busy:

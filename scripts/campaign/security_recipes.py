@@ -13,82 +13,33 @@ from typing import Any
 
 import security_content as hostile
 import yaml
-from security_judge import PAYLOAD, WROTE, Attack
-from security_surfaces import SURFACES, command
+from security_judge import PAYLOAD, SURFACES, WROTE, Attack, command
 
 from trainkit.cli.boundary import run_command_line
 from trainkit.recipe.schema.fields import schema
 
 MACHINE = ("--on", "laptop-cpu")
 TEXTS: tuple[str, ...] = (
-    "${oc.env:AWS_SECRET_ACCESS_KEY}",
-    "${oc.${name}:AWS_SECRET_ACCESS_KEY}",
-    "${oc.env:${oc.env:X,AWS_SECRET_ACCESS_KEY}}",
-    "${oc.decode:'${oc.env:HF_TOKEN}'}",
-    '${oc.decode:"$\\{oc.env:HF_TOKEN\\}"}',
-    "${oc.select:oc.env,${oc.env:HF_TOKEN}}",
-    "${ oc . env:HF_TOKEN}",
-    "${oc.create:${oc.env:HF_TOKEN}}",
-    "${oc.coerce:str,${oc.env:HF_TOKEN}}",
-    "${oc.deprecated:name}",
-    "${oc.dict.keys:env}",
-    "${eval:1}",
-    "${now:}",
-    "${hydra:x}",
-    "$(touch PWNED)",
-    "`touch PWNED`",
-    "'; touch PWNED; '",
-    '"; touch PWNED; "',
-    "x\ntouch PWNED\n",
-    "$AWS_SECRET_ACCESS_KEY",
-    "a\\'; touch PWNED #",
-    "--config=PWNED",
-    "-c",
-    "--",
-    "../../../outside/x",
-    "/dev/stdin",
-    "~root/x",
-    "x/../../y",
-    "payload:Model",
-    "os:system",
-    f"{PAYLOAD}.py",
-    "$'\\x1b]0;x\\x07'",
-    "\x1b]52;c;Y2FuYXJ5\x07",
-    "\x1b[2J\x1b[1;1Hok",
-    "a\u202etxt.lmay",
-    "a\u2066b",
-    "\x9b31m",
-    "a\rb",
-    "a\nerror: b",
-    "a\x08\x08",
-    "\u200b",
-    "é" * 300,
-    "x" * 200_000,
-)
+    "${oc.env:AWS_SECRET_ACCESS_KEY}", "${oc.${name}:AWS_SECRET_ACCESS_KEY}",
+    "${oc.env:${oc.env:X,AWS_SECRET_ACCESS_KEY}}", "${oc.decode:'${oc.env:HF_TOKEN}'}",
+    '${oc.decode:"$\\{oc.env:HF_TOKEN\\}"}', "${oc.select:oc.env,${oc.env:HF_TOKEN}}", "${ oc . env:HF_TOKEN}",
+    "${oc.create:${oc.env:HF_TOKEN}}", "${oc.coerce:str,${oc.env:HF_TOKEN}}", "${oc.deprecated:name}",
+    "${oc.dict.keys:env}", "${eval:1}", "${now:}", "${hydra:x}", "$(touch PWNED)", "`touch PWNED`", "'; touch PWNED; '",
+    '"; touch PWNED; "', "x\ntouch PWNED\n", "$AWS_SECRET_ACCESS_KEY", "a\\'; touch PWNED #", "--config=PWNED", "-c",
+    "--", "../../../outside/x", "/dev/stdin", "~root/x", "x/../../y", "payload:Model", "os:system", f"{PAYLOAD}.py",
+    "$'\\x1b]0;x\\x07'", "\x1b]52;c;Y2FuYXJ5\x07", "\x1b[2J\x1b[1;1Hok", "a\u202etxt.lmay", "a\u2066b", "\x9b31m",
+    "a\rb", "a\nerror: b", "a\x08\x08", "\u200b", "é" * 300, "x" * 200_000,
+)  # fmt: skip
 NODES = (
-    "!!python/object/apply:os.system ['touch {mark}']",
-    "!!python/name:os.system",
-    "!!python/module:payload",
-    "!!python/object/new:os.mkdir ['{mark}']",
-    "!!binary eA==",
-    "!include payload.py",
-    "!!python/object:payload.Model {{}}",
-    "&a [*a]",
-    "*nothing",
-    "{{<<: [*x]}}",
-    "!!set {{a, b}}",
+    "!!python/object/apply:os.system ['touch {mark}']", "!!python/name:os.system", "!!python/module:payload",
+    "!!python/object/new:os.mkdir ['{mark}']", "!!binary eA==", "!include payload.py",
+    "!!python/object:payload.Model {{}}", "&a [*a]", "*nothing", "{{<<: [*x]}}", "!!set {{a, b}}",
     "!!timestamp 2001-01-01",
-)
+)  # fmt: skip
 NAMED_FILES = (
-    "/etc/shadow",
-    "/proc/self/environ",
-    "/dev/zero",
-    "/proc/self/mem",
-    "http://127.0.0.1:9/x.yaml",
-    "planted.yaml",
-    "file:///etc/passwd",
-    "./",
-)
+    "/etc/shadow", "/proc/self/environ", "/dev/zero", "/proc/self/mem", "http://127.0.0.1:9/x.yaml", "planted.yaml",
+    "file:///etc/passwd", "./",
+)  # fmt: skip
 SCRIPT = (
     "open({mark!r}, 'w')\nimport os, payload\nos.system('touch {mark}')\n"
     "from transformers import Trainer, HfArgumentParser\n"
@@ -110,24 +61,19 @@ def _tree(draw: random.Random) -> dict[str, Any]:
             below = below.setdefault(part, {}) if isinstance(below, dict) else {}
         if isinstance(below, dict):
             below[last] = hostile_text(draw) if draw.random() < 0.8 else [hostile_text(draw), hostile_text(draw)]
-    for key in draw.sample(
-        ("name", "output", "env", "env_from", "program", "extends", "variants", "data"), draw.randrange(3)
-    ):
-        tree[key] = {
-            "name": hostile_text(draw),
-            "output": {"root": hostile_text(draw)},
-            "env": {hostile_text(draw)[:40]: hostile_text(draw), "MY": hostile_text(draw)},
-            "env_from": [hostile_text(draw)],
-            "program": {
-                "kind": draw.choice(("script", "hf", "accelerate")),
-                "script": draw.choice(("payload.py", hostile_text(draw))),
-                "args": [hostile_text(draw), hostile_text(draw)],
-            },
-            "extends": draw.choice((*NAMED_FILES, hostile_text(draw))),
-            "variants": {hostile_text(draw)[:50]: {"name": hostile_text(draw)}},
-            "data": {"kind": "text", "path": draw.choice((*NAMED_FILES, hostile_text(draw)))},
-        }[key]
-    return tree
+    one, other, file = hostile_text(draw), hostile_text(draw), draw.choice((*NAMED_FILES, hostile_text(draw)))
+    kind, script = draw.choice(("script", "hf", "accelerate")), draw.choice(("payload.py", one))
+    sections: dict[str, Any] = {
+        "name": one,
+        "output": {"root": one},
+        "env": {one[:40]: other, "MY": one},
+        "env_from": [one],
+        "program": {"kind": kind, "script": script, "args": [one, other]},
+        "extends": file,
+        "variants": {one[:50]: {"name": other}},
+        "data": {"kind": "text", "path": file},
+    }
+    return tree | {key: sections[key] for key in draw.sample(list(sections), draw.randrange(3))}
 
 
 def _recipe_text(draw: random.Random, folder: Path) -> str:
@@ -137,9 +83,9 @@ def _recipe_text(draw: random.Random, folder: Path) -> str:
         levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
         return f"a0: &a0 [x, x]\n{levels}"
     if what < 0.08:
-        return draw.choice(
-            ("[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 20_000, "&a " * 10_000, "a: " * 5_000)
-        )
+        again = (("[", 100_000), ("{a: ", 100_000), ("- ", 100_000), ("? ", 20_000), ("&a ", 10_000), ("a: ", 5_000))
+        piece, times = draw.choice(again)
+        return piece * times
     if what < 0.1:
         return "".join(f"x{n}: 1\n" for n in range(200_000))
     try:
@@ -149,12 +95,8 @@ def _recipe_text(draw: random.Random, folder: Path) -> str:
     for _ in range(draw.randrange(3)):
         lines = text.split("\n")
         place = draw.randrange(len(lines))
-        key = lines[place].partition(":")[0]
-        lines[place] = (
-            f"{key}: {draw.choice(NODES).format(mark=mark)}"
-            if draw.random() < 0.7
-            else lines[draw.randrange(len(lines))]
-        )
+        node = f"{lines[place].partition(':')[0]}: {draw.choice(NODES).format(mark=mark)}"
+        lines[place] = node if draw.random() < 0.7 else draw.choice(lines)
         text = "\n".join(lines)
     return text
 
@@ -171,15 +113,8 @@ def _recipe(draw: random.Random) -> Attack:
             name = inner.choice(("planted.yaml", "planted.yaml", "r.yaml", "payload.py", "runs"))
             hostile.plant(inner, work / name, folder / "outside")
 
-    return Attack(
-        "",
-        shlex.join(words)[:300],
-        prepare,
-        _shell(words) if runs else command(*words),
-        raw=runs,
-        starts=runs or words[0] == "config",
-        named=True,
-    )
+    call, starts = _shell(words) if runs else command(*words), runs or words[0] == "config"
+    return Attack("", shlex.join(words)[:300], prepare, call, raw=runs, starts=starts, named=True)
 
 
 def _commands(odd: str) -> tuple[list[str], ...]:
@@ -220,17 +155,12 @@ def _shell(words: list[str]) -> Callable[[Path], int]:
         code = run_command_line(words)
         sys.stdout.flush()
         if code == 0:
-            script = (folder / "said").read_bytes()
+            argv: list[str | bytes] = ["bash", "-c", 'eval "$1"', "sh", (folder / "said").read_bytes()]
             environ = {"PATH": f"{stubs}:/usr/bin:/bin", "HOME": str(folder / "tmp")}
-            done = subprocess.run(
-                ["bash", "-c", 'eval "$1"', "sh", script],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=15,
-                check=False,
-            )
-            (folder / "tmp/shell").write_bytes(done.stdout + done.stderr)
+            with (folder / "tmp/shell").open("wb") as out:
+                subprocess.run(
+                    argv, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=15, check=False
+                )
         return code
 
     return call
@@ -260,32 +190,24 @@ _LINES = (
 )
 
 
+_OFFLOAD = {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/x"}}
+_ZERO = {"train_batch_size": 8, "zero_optimization": _OFFLOAD, "fp16": {"enabled": True}}
+
+
 def _import(draw: random.Random) -> Attack:
-    line = draw.choice(_LINES).format(
-        text=shlex.quote(hostile_text(draw)) if draw.random() < 0.7 else hostile_text(draw)
-    )
+    text = hostile_text(draw)
+    line = draw.choice(_LINES).format(text=shlex.quote(text) if draw.random() < 0.7 else text)
     kind = draw.choice(("line", "line.sh", "a.yaml", "ds.json", "n.ipynb"))
     seed = draw.random()
 
     def prepare(folder: Path) -> None:
         inner, work = random.Random(seed), folder / "work"
+        cells = [f"!{line}\n", f"%run {line}", f"%%bash\n{line}"]
         contents = {
             "line.sh": f"#!/bin/bash\n{line}\n",
             "a.yaml": "compute_environment: LOCAL_MACHINE\n" + _recipe_text(inner, folder),
-            "ds.json": hostile.dumped(
-                inner,
-                {
-                    "train_batch_size": 8,
-                    "zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/x"}},
-                    "fp16": {"enabled": True},
-                },
-            ).decode("utf-8", "replace"),
-            "n.ipynb": json.dumps(
-                {
-                    "cells": [{"cell_type": "code", "source": [f"!{line}\n", f"%run {line}", f"%%bash\n{line}"]}],
-                    "nbformat": 4,
-                }
-            ),
+            "ds.json": hostile.dumped(inner, _ZERO).decode("utf-8", "replace"),
+            "n.ipynb": json.dumps({"cells": [{"cell_type": "code", "source": cells}], "nbformat": 4}),
         }
         for name, content in contents.items():
             (work / name).write_text(content, errors="replace")
@@ -294,11 +216,8 @@ def _import(draw: random.Random) -> Attack:
         if inner.random() < 0.25:
             hostile.plant(inner, work / inner.choice((*contents, "train.py")), folder / "outside")
 
-    words = [
-        "import",
-        *([line.replace("\0", "")] if kind == "line" else [kind]),
-        *draw.choice(([], ["--output", "new.yaml"], [])),
-    ]
+    words = ["import", line.replace("\0", "") if kind == "line" else kind]
+    words += draw.choice(([], ["--output", "new.yaml"], []))
     return Attack("", shlex.join(words)[:300], prepare, command(*words), named=True)
 
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import security_content as hostile
 import security_strangers as around
-from cases import changed
-from security_judge import PAYLOAD, Attack
-from security_surfaces import GRIDS, SURFACES, command
+from cases import ROOT, changed
+from security_judge import GRIDS, PAYLOAD, SURFACES, Attack, command
 
 import trainkit
 
@@ -75,32 +74,25 @@ _JOB_LINE = (
     "ExitCode=0:0 RunTime=00:01:00 JobState={state} Reason=None SubmitTime=2026-11-25T18:00:00 "
     "EndTime=2026-11-25T19:00:00 NodeList=tk[1-2] NumNodes=2 WorkDir={work} Command={run}/job.sh StdOut={run}/job.out\n"
 )
+_WORKLOAD = "jobset.jobset.x-k8s.io/mine"
 _PODS = '{"items": [{"kind": "JobSet", "metadata": {"name": "mine"}, "spec": {}, "status": {}}, {"kind": "Pod", '
 _PODS += '"metadata": {"name": "mine-0", "labels": {}}, "spec": {}, "status": {"phase": "Running"}}]}\n'
 
 
 def made_runs(folder: Path, strangers: around.Strangers) -> RunLab:
     """Run directories as trainkit makes them: a local run, and submitted ones whose schedulers are stand-ins."""
-    around.put_stand_ins(
-        folder / "bin",
-        {
-            "sbatch": (f"{JOB}\n", 0),
-            "scontrol": ("KillWait = 30 sec\n", 0),
-            "kubectl": ("jobset.jobset.x-k8s.io/mine\n", 0),
-            "ssh": ("hostname gpu1\nport 22\n", 0),
-        },
-    )
-    starts = {
-        "local": ["run", f"name={NAME}", "train.py"],
-        **{kind: ["submit", f"{kind}.yaml"] for kind in _CLUSTERS},
-    }
+    said = {"sbatch": JOB, "scontrol": "KillWait = 30 sec", "kubectl": _WORKLOAD, "ssh": "hostname gpu1\nport 22"}
+    around.put_stand_ins(folder / "bin", {name: (f"{text}\n", 0) for name, text in said.items()})
+    starts = {"local": ["run", f"name={NAME}", "train.py"]}
+    starts |= {kind: ["submit", f"{kind}.yaml"] for kind in _CLUSTERS}
     children = [_child(folder / kind, folder / "bin", kind, words) for kind, words in starts.items()]
     for kind, pid in zip(starts, children, strict=True):
         _, status = os.waitpid(pid, 0)
         if status:
             raise SystemExit(f"the run of {kind} could not be made:\n{(folder / kind / 'said').read_text()}")
     runs = {kind: next((folder / kind / "runs" / NAME).iterdir()) for kind in starts}
-    runs |= {kind: _copied(folder / kind, runs["slurm"]) for kind in ("nodes", "array")}
+    for kind in ("nodes", "array"):
+        runs[kind] = Path(shutil.copytree(runs["slurm"], folder / kind / "runs" / NAME / runs["slurm"].name))
     _finish(runs)
     seen = all(around.closed(Path(file)) is None for file in (trainkit.__file__, os.__file__, sys.executable))
     return RunLab(runs, strangers, (0, 0, 0, around.OTHER_USER) if seen else (0,))
@@ -131,10 +123,6 @@ def _child(folder: Path, tools: Path, kind: str, words: Sequence[str]) -> int:
         os._exit(code)
 
 
-def _copied(folder: Path, run: Path) -> Path:
-    return Path(shutil.copytree(run, folder / "runs" / NAME / run.name))
-
-
 def _finish(runs: Mapping[str, Path]) -> None:
     """What a cluster's nodes would have written, by what writes it there."""
     from trainkit.runner.rundir.layout import RunLayout
@@ -154,12 +142,8 @@ def _finish(runs: Mapping[str, Path]) -> None:
                 (attempt.ranks / "node-1").mkdir(exist_ok=True)
             write_attempt(layout, Attempt(number, JOB, number - 1, host, 1.7e9, number))
             for rank in range(2):
-                known: dict[str, Any] = {
-                    "started": 1.7e9,
-                    "ended": 1.7e9 + 9,
-                    "exit_code": 0,
-                    "node": rank if kind == "nodes" else 0,
-                }
+                known: dict[str, Any] = {"started": 1.7e9, "ended": 1.7e9 + 9, "exit_code": 0}
+                known["node"] = rank if kind == "nodes" else 0
                 write_record(str(attempt.root), RankRecord(rank, 0, host, 2**22, 2**22, **known))
                 for stream in ("out", "err"):
                     attempt.log(rank, stream).write_text(f"rank {rank} says {stream}\n")
@@ -177,29 +161,35 @@ class Row:
 
     title: str
     kind: str
-    forge: Callable[[Path, Path], None]
+    forge: Forge
     living: bool = True
     job: str = JOB
 
 
+Forge = Callable[[Path, Path], None]  # of a run directory, and the attack's folder
+
+
 def edit(path: Path, **fields: Any) -> None:
     """Set fields of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    path.write_text(json.dumps({**_read(path), **fields}))
 
 
-def _submission(**fields: Any) -> Callable[[Path, Path], None]:
-    return lambda run, _: edit(run / "submission.json", **fields)
+def _submission(**fields: Any) -> Forge:
+    """Fields of submission.json; values that are functions get the attack's folder."""
+
+    def forge(run: Path, folder: Path) -> None:
+        known = {name: each(folder) if callable(each) else each for name, each in fields.items()}
+        edit(run / "submission.json", **known)
+
+    return forge
 
 
-def _status(**fields: Any) -> Callable[[Path, Path], None]:
+def _status(**fields: Any) -> Forge:
     return lambda run, _: edit(run / "status.json", **{"state": "running", "exit_code": None, **fields})
 
 
-def _pids(name: str) -> Callable[[Path, Path], None]:
-    def forge(run: Path, _: Path) -> None:
-        edit(run / "status.json", state="running", exit_code=None, **identity(stranger(name)(run)))
-
-    return forge
+def _pids(name: str) -> Forge:
+    return lambda run, folder: _status(**identity(stranger(name)(run)))(run, folder)
 
 
 def identity(pid: Any) -> dict[str, Any]:
@@ -208,25 +198,13 @@ def identity(pid: Any) -> dict[str, Any]:
     return {"host": os.uname().nodename, "pids": {**dict.fromkeys(("trainkit", "guardian", "launcher"), pid), **known}}
 
 
-def _submitter(name: str) -> Callable[[Path, Path], None]:
+def _submitter(name: str) -> Forge:
     def forge(run: Path, _: Path) -> None:
         number = stranger(name)(run)
         process = {"pid": number, "started": around.started(number), "boot": around.boot()}
         edit(run / "submission.json", job=str(number), host=os.uname().nodename, process=process)
 
     return forge
-
-
-def _argv(run: Path, folder: Path) -> None:
-    edit(run / "submission.json", argv=["sh", "-c", f"touch {folder}/PWNED"])
-
-
-def _canary(run: Path, folder: Path) -> None:
-    edit(run / "submission.json", argv=[str(program(folder)), "-T"])
-
-
-def _ssh_option(run: Path, folder: Path) -> None:
-    edit(run / "submission.json", argv=["ssh", f"-oProxyCommand={program(folder)}", "-T"])
 
 
 def program(folder: Path) -> Path:
@@ -238,22 +216,18 @@ def program(folder: Path) -> Path:
     return path
 
 
-def _step(run: Path, folder: Path) -> None:
-    plan = json.loads((run / "plan.json").read_text())
-    plan["job"]["step"] = [str(program(folder))]
-    (run / "plan.json").write_text(json.dumps(plan))
+def _job(**fields: Any) -> Forge:
+    """Fields of the job in plan.json; values that are functions get the attack's folder."""
 
-
-def _hosts(*hosts: Any) -> Callable[[Path, Path], None]:
-    def forge(run: Path, _: Path) -> None:
-        plan = json.loads((run / "plan.json").read_text())
-        plan["job"]["hosts"] = list(hosts)
+    def forge(run: Path, folder: Path) -> None:
+        plan = _read(run / "plan.json")
+        plan["job"] |= {name: each(folder) if callable(each) else each for name, each in fields.items()}
         (run / "plan.json").write_text(json.dumps(plan))
 
     return forge
 
 
-def _record(place: int = 1, **fields: Any) -> Callable[[Path, Path], None]:
+def _record(place: int = 1, **fields: Any) -> Forge:
     """A rank's record with fields that are forged, in the place of that rank's or beside it."""
 
     def forge(run: Path, folder: Path) -> None:
@@ -316,7 +290,7 @@ def page(folder: Path) -> str:
     return str(path)
 
 
-def _text(name: str, content: str) -> Callable[[Path, Path], None]:
+def _text(name: str, content: str) -> Forge:
     def forge(run: Path, _: Path) -> None:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(content)
@@ -324,7 +298,7 @@ def _text(name: str, content: str) -> Callable[[Path, Path], None]:
     return forge
 
 
-def _again(name: str, content: str) -> Callable[[Path, Path], None]:
+def _again(name: str, content: str) -> Forge:
     """The same, and again as soon as something else has its place; with the token of who asks for a dump."""
 
     def go_on(run: Path) -> None:
@@ -345,7 +319,7 @@ def _nested(run: Path, _: Path) -> None:
         _put(run / f"{_ALIVE}/rank-{depth}.json", content)
 
 
-def _planted(name: str, kind: str) -> Callable[[Path, Path], None]:
+def _planted(name: str, kind: str) -> Forge:
     def forge(run: Path, folder: Path) -> None:
         path = run / name
         path.unlink(missing_ok=True)
@@ -355,7 +329,7 @@ def _planted(name: str, kind: str) -> Callable[[Path, Path], None]:
     return forge
 
 
-def _numbers(name: str) -> Callable[[Path, Path], None]:
+def _numbers(name: str) -> Forge:
     def forge(run: Path, _: Path) -> None:
         edit(run / name, **{key: HUGE for key, value in _read(run / name).items() if isinstance(value, int | float)})
 
@@ -386,11 +360,12 @@ TABLE: tuple[Row, ...] = (
     *(Row(f"job {job} of ssh", "ssh", _submission(job=job)) for job in _SSH_JOBS),
     *(Row(f"job {job}", "slurm", _submission(job=job)) for job in ("--user=root", "-uroot", "77,78", *_SLURM_JOBS)),
     Row("a job of somebody else", "slurm", _submission(job=STRANGE_JOB), job=STRANGE_JOB),
-    Row("a command line in the place of ssh's", "ssh", _argv),
-    Row("a program in the place of ssh", "ssh", _canary),
-    Row("an option of ssh that starts a program", "ssh", _ssh_option),
-    Row("a program in the place of srun", "slurm", _step),
-    *(Row(f"host {host!r}", "ssh", _hosts(host, host)) for host in _HOSTS),
+    Row("a command line in the place of ssh's", "ssh", _submission(argv=lambda to: ["sh", "-c", f"touch {to}/PWNED"])),
+    Row("a program in the place of ssh", "ssh", _submission(argv=lambda to: [str(program(to)), "-T"])),
+    Row("an option of ssh that starts a program", "ssh",
+        _submission(argv=lambda to: ["ssh", f"-oProxyCommand={program(to)}", "-T"])),
+    Row("a program in the place of srun", "slurm", _job(step=lambda folder: [str(program(folder))])),
+    *(Row(f"host {host!r}", "ssh", _job(hosts=[host, host])) for host in _HOSTS),
     *(Row(f"a submitter {name}", "ssh", _submitter(name)) for name in PROCESSES),
     *(Row(f"held by a process {name}", "local", _pids(name)) for name in PROCESSES),
     *(Row(f"trainkit is process {pid}", "local", _status(pids={"trainkit": pid})) for pid in _TRAINKITS),
@@ -415,7 +390,7 @@ TABLE: tuple[Row, ...] = (
         for name in (".lock", "status.json")
         for kind in ("a FIFO", "a link to another file", "a folder", "a socket")
     ),
-)
+)  # fmt: skip
 
 
 def _commands(run: str) -> dict[str, list[str]]:
@@ -745,7 +720,7 @@ LIVE: tuple[tuple[str, Callable[[Path, Path], None]], ...] = (
 ENDS = ("by itself", "told", "dumped")
 
 
-def _living(title: str, forge: Callable[[Path, Path], None], end: str) -> Attack:
+def _living(title: str, forge: Forge, end: str) -> Attack:
     """A run of a small program in whose directory something comes up; it ends by itself, is told to, or is dumped."""
 
     def prepare(folder: Path) -> None:
@@ -756,7 +731,7 @@ def _living(title: str, forge: Callable[[Path, Path], None], end: str) -> Attack
         program(folder), orders(folder), rendezvous(folder)
 
     def call(folder: Path) -> int:
-        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         words = [sys.executable, "-P", "-m", "trainkit", "run", "launcher.grace_seconds=2", "train.py"]
         out = (folder / "tmp/run.txt").open("wb")
         run = subprocess.Popen(words, cwd=folder / "work", env=environ, stdout=out, stderr=out)

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 import pytest
+import security_content as hostile
+import security_judge as judge
+import security_strangers as around
+from security_judge import Attack, outcome_of
 
-CAMPAIGN = Path(__file__).parents[2] / "scripts" / "campaign"
+from tests.loaded_scripts import SCRIPTS, run_script
 
 
 @pytest.mark.torch
 def test_what_strangers_give_is_data(tmp_path: Path) -> None:
-    argv = [sys.executable, str(CAMPAIGN / "security"), "--seed", "501", "--cases", "24", "--strategies", "single"]
-    argv += ["--only", "pickles,checkpoints,recipes,imports,shared folders,hub"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    words = ["--seed", "501", "--cases", "24", "--strategies", "single"]
+    words += ["--only", "pickles,checkpoints,recipes,imports,shared folders,hub"]
+    done = run_script("campaign/security", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "24 attacks" in done.stdout and "0 failed" in done.stdout
     assert list(tmp_path.iterdir()) == []  # nothing was found to keep
@@ -48,26 +51,12 @@ COMES_UP = ("all of this: ends (told|dumped)", "orders of rank 0 to a file: ends
 
 @pytest.mark.usefixtures("namespace")
 def test_run_directories_reach_nothing_but_themselves(tmp_path: Path) -> None:
-    match = f"^({'|'.join((*BELIEVED, *COMES_UP))})$"
-    argv = [sys.executable, str(CAMPAIGN / "security"), "--seed", "2611", "--cases", "12", "--match", match]
-    argv += ["--only", "forged records,living runs,run directories"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    words = ["--seed", "2611", "--cases", "12", "--match", f"^({'|'.join((*BELIEVED, *COMES_UP))})$"]
+    words += ["--only", "forged records,living runs,run directories"]
+    done = run_script("campaign/security", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = {line[8:].strip(): int(line[:7]) for line in done.stdout.splitlines() if line.endswith(" held")}
     assert [*counts.values()] == [37, 3, 12], done.stdout
-
-
-@pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The judge as a module."""
-    monkeypatch.syspath_prepend(str(CAMPAIGN))
-    loader = SourceFileLoader("security_judge", str(CAMPAIGN / "security_judge.py"))
-    spec = spec_from_loader("security_judge", loader)
-    assert spec
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "security_judge", module)
-    loader.exec_module(module)
-    return module
 
 
 class Harm:
@@ -154,43 +143,38 @@ def _says(text: str) -> Callable[[Path], int]:
     ],
 )
 def test_what_is_unsafe_is_found(
-    judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], int], outcome: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], int], outcome: str
 ) -> None:
-    monkeypatch.setattr(judged, "WALL", 2 if call is _waits else 20)
-    monkeypatch.setattr(judged, "BYTES", 100_000_000)
-    attack = judged.Attack("any", "any", lambda folder: None, call)
-    found, said = judged.outcome_of(attack, tmp_path / "attack")
+    monkeypatch.setattr(judge, "WALL", 2 if call is _waits else 20)
+    monkeypatch.setattr(judge, "BYTES", 100_000_000)
+    found, said = outcome_of(attack(call), tmp_path / "attack")
     assert found.startswith(outcome), (found, said)
 
 
-def test_a_reader_that_executes_pickles_is_found_by_the_campaigns_own_attacks(
-    judged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import random
+def attack(call: Callable[[Path], int], **more: Any) -> Attack:
+    return Attack("any", "any", more.pop("prepare", lambda folder: None), call, **more)
 
-    import security_content as hostile
 
+def test_a_reader_that_executes_pickles_is_found_by_the_campaigns_own_attacks(tmp_path: Path) -> None:
     found = set()
     for seed in range(15):
-        draw = random.Random(seed)
 
-        def call(folder: Path, draw: random.Random = draw) -> int:
+        def call(folder: Path, seed: int = seed) -> int:
             try:
-                pickle.loads(b"\x80\x04" + hostile.call(draw, folder) + b".")
+                pickle.loads(b"\x80\x04" + hostile.call(random.Random(seed), folder) + b".")
             except Exception:
                 return 1
             return 0
 
-        found.add(judged.outcome_of(judged.Attack("any", "any", lambda folder: None, call), tmp_path / f"{seed}")[0])
+        found.add(outcome_of(attack(call), tmp_path / f"{seed}")[0])
     assert len(found - {"held"}) >= 5, found
 
 
-def test_a_signal_to_a_stranger_is_found_before_it_is_sent(judged: Any, tmp_path: Path) -> None:
+def test_a_signal_to_a_stranger_is_found_before_it_is_sent(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "100"]) as stranger:
-        for send in (lambda: os.kill(stranger.pid, 15), lambda: os.killpg(stranger.pid, 15)):
-            attack = judged.Attack("any", "any", lambda folder: None, lambda folder, send=send: send() or 0, acts=True)
-            found, _ = judged.outcome_of(attack, tmp_path / str(id(send)))
-            assert found == f"forbidden: signals {stranger.pid}: 15"
+        for name, send in (("kill", os.kill), ("killpg", os.killpg)):
+            signals = attack(lambda folder, send=send: send(stranger.pid, 15) or 0, acts=True)  # type: ignore[misc]
+            assert outcome_of(signals, tmp_path / name)[0] == f"forbidden: signals {stranger.pid}: 15"
         assert stranger.poll() is None
         stranger.kill()
 
@@ -218,48 +202,32 @@ def _starts(*words: str) -> Callable[[Path], int]:
     ],
 )
 def test_a_command_that_acts_may_ask_schedulers_and_start_no_other_program(
-    judged: Any, tmp_path: Path, call: Callable[[Path], int], outcome: str
+    tmp_path: Path, call: Callable[[Path], int], outcome: str
 ) -> None:
-    import security_strangers as around
-
     def prepare(folder: Path) -> None:
         around.put_stand_ins(folder / "bin", {})
 
     environ = {"PATH": "{folder}/bin:/usr/bin:/bin"}
-    found, said = judged.outcome_of(judged.Attack("any", "any", prepare, call, environ, acts=True), tmp_path / "attack")
+    found, said = outcome_of(attack(call, prepare=prepare, environ=environ, acts=True), tmp_path / "attack")
     assert found == outcome, said
 
 
-def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(CAMPAIGN))
-    import security_strangers as around
-
+def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows(tmp_path: Path) -> None:
     from trainkit.schedulers import kubectl, slurm, ssh
     from trainkit.schedulers.base import Query
 
     workload = "default/jobset/mine-20261125-194728-d13cd6"
-    for number in ("101", "77_2"):
-        asked: list[Query[Any]] = [
-            slurm.state(number),
-            slurm.cancel(number),
-            slurm.requeue(number),
-            slurm.number(number),
-        ]
-        asked += [slurm.send(number, "TERM", script=True), slurm.exclude(number, ["tk1"]), slurm.steps(number)]
-        asked += [slurm.configuration(), slurm.partition(""), slurm.partition("gpu")]
-        asked += [
-            kubectl.state(workload),
-            kubectl.cancel(workload),
-            kubectl.save(workload, "mine-0", "/usr/bin/python3"),
-        ]
-        calls = [each.argv for each in asked]
-        calls += [slurm.attach("101", "tk1", ["words"], terminal=True), kubectl.logs(workload, 1, follow=True)]
-        calls += [kubectl.attach(workload, "mine-0", ["words", "x"], terminal=False)]
-        calls += [ssh.attach(["ssh", "-T", "-oBatchMode=yes"], "me@gpu1", ["words"], terminal=False)]
-        for argv in calls:
-            assert _unfit(around, tmp_path, argv) == "", argv
+    asked: list[Query[Any]] = [slurm.configuration(), slurm.partition(""), slurm.partition("gpu")]
+    asked += [kubectl.state(workload), kubectl.cancel(workload), kubectl.save(workload, "mine-0", "/usr/bin/python3")]
+    for job in ("101", "77_2"):
+        asked += [ask(job) for ask in (slurm.state, slurm.cancel, slurm.requeue, slurm.number, slurm.steps)]
+        asked += [slurm.send(job, "TERM", script=True), slurm.exclude(job, ["tk1"])]
+    calls = [each.argv for each in asked]
+    calls += [slurm.attach("101", "tk1", ["words"], terminal=True), kubectl.logs(workload, 1, follow=True)]
+    calls += [kubectl.attach(workload, "mine-0", ["words", "x"], terminal=False)]
+    calls += [ssh.attach(["ssh", "-T", "-oBatchMode=yes"], "me@gpu1", ["words"], terminal=False)]
+    for argv in calls:
+        assert _unfit(tmp_path, argv) == "", argv
 
 
 @pytest.mark.parametrize(
@@ -281,14 +249,11 @@ def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows
         "srun --jobid=101 --overlap --nodes=1 --ntasks=1 --nodelist=--uid=0 words",
     ],
 )
-def test_other_questions_to_schedulers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.syspath_prepend(str(CAMPAIGN))
-    import security_strangers as around
-
-    assert _unfit(around, tmp_path, line.split()).startswith("calls ")
+def test_other_questions_to_schedulers_are_found(tmp_path: Path, line: str) -> None:
+    assert _unfit(tmp_path, line.split()).startswith("calls ")
 
 
-def _unfit(around: Any, folder: Path, argv: Sequence[str]) -> str:
+def _unfit(folder: Path, argv: Sequence[str]) -> str:
     """What is wrong with one call of a stand-in, by the stand-in's own account of it."""
     if not (folder / "bin").exists():
         around.put_stand_ins(folder / "bin", {})
@@ -322,18 +287,15 @@ print(left == {1, *strangers.pids.values()}, repr(strangers.harmed()))
 
 
 @pytest.fixture
-def namespace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def namespace() -> list[str]:
     """The words that start a command in namespaces of its own; skips where there are none."""
-    monkeypatch.syspath_prepend(str(CAMPAIGN))
-    import security_strangers as around
-
     if why := around.why_no_namespace():
         pytest.skip(why)
     return ["unshare", *around.SPACES]
 
 
 def test_any_signal_to_a_stranger_is_noticed_and_nothing_is_left(namespace: list[str], tmp_path: Path) -> None:
-    argv = [*namespace, sys.executable, "-c", STRANGERS, str(CAMPAIGN), str(tmp_path)]
+    argv = [*namespace, sys.executable, "-c", STRANGERS, str(SCRIPTS / "campaign"), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == [
         "''",
