@@ -16,6 +16,7 @@ from pathlib import Path
 
 from machines import LOGIN, Machines, address, missing
 
+FOLDER = Path(os.environ.get("TRAINKIT_CLUSTER", "/tmp/trainkit-cluster"))  # of the cluster that is started by hand
 PATIENCE = 60.0  # seconds
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "munged")
 # Short times, so that what takes minutes on a cluster takes seconds here.
