@@ -8,12 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.loaded_scripts import script
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,16 +47,7 @@ FORBIDDEN = (*EDGES, *TRAINING_LIBRARIES)
 STDLIB_ONLY = ("trainkit.runner.rank.__main__", "trainkit.runner.rank.wrapper", "trainkit.runner.supervisor.guardian")
 
 
-def of_scripts(name: str) -> Any:
-    loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
-    spec = spec_from_loader(name, loader)
-    assert spec
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-house = of_scripts("house")
+house = script("house")
 MODULES: Mapping[str, Path] = house.MODULES
 
 

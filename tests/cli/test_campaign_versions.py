@@ -10,8 +10,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.conftest import Trainkit
+from tests.loaded_scripts import script
 from tests.tiers import lacks
 from trainkit.__main__ import OLDEST
 from trainkit.doctor.checks.packages import OLDEST as OLDEST_FOR_THE_DOCTOR
@@ -28,15 +28,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def versions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The campaign as a module."""
-    loader = SourceFileLoader("versions", str(ROOT / "scripts" / "campaign" / "versions"))
-    spec = spec_from_loader("versions", loader)
-    assert spec
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "versions", module)  # its dataclasses look there
-    loader.exec_module(module)
-    return module
+def versions() -> Any:
+    return script("campaign/versions")
 
 
 def project() -> dict[str, Any]:
@@ -44,20 +37,12 @@ def project() -> dict[str, Any]:
     return table
 
 
-def minimum(requirement: Requirement) -> str:
-    return next(each.version for each in requirement.specifier if each.operator == ">=")
-
-
 def test_the_minimum_of_every_dependency_is_read(versions: Any) -> None:
-    table = project()
-    everything = [
-        *table["dependencies"],
-        *(each for extra in table["optional-dependencies"].values() for each in extra),
-    ]
-    declared = versions.declared(ROOT)
+    table, declared = project(), versions.declared(ROOT)
     wanted: dict[str, list[str]] = {}
-    for each in map(Requirement, everything):
-        wanted.setdefault(each.name.lower(), []).append(minimum(each))
+    for each in map(Requirement, chain(table["dependencies"], *table["optional-dependencies"].values())):
+        minimum = next(limit.version for limit in each.specifier if limit.operator == ">=")
+        wanted.setdefault(each.name.lower(), []).append(minimum)
     assert declared == {name: min(several, key=Version) for name, several in wanted.items()}
     assert declared["transformers"] == "4.50"  # and 5 for quantised weights
     assert len(declared) > 30
@@ -114,21 +99,18 @@ def test_an_environment_whose_test_fails_fails_the_campaign(
     assert re.search(rf"not found: Python (?!.*{sys.version_info[0]}\.{sys.version_info[1]})", said)
 
 
-def test_an_environment_in_which_nothing_ran_fails_the_campaign(
-    versions: Any, prepared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--python", sys.executable, "--only", "core-oldest", "--keep", str(prepared.parent / "kept")]
-    assert versions.main([*words, "--tier", "torch"]) == 1
-    assert "failed: no test was run" in capsys.readouterr().out
-
-
-def test_an_environment_that_cannot_be_made_fails_the_campaign(
-    versions: Any, prepared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("core-oldest", "--tier", "torch"), "failed: no test was run"), (("core-newest",), "it cannot be made")],
+)
+def test_an_environment_that_ran_nothing_or_cannot_be_made_fails_the_campaign(
+    versions: Any, prepared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(versions, "find_uv", lambda folder: "/bin/false")
-    words = ["--python", sys.executable, "--only", "core-newest", "--keep", str(prepared.parent / "kept")]
-    assert versions.main(words) == 1
-    assert "it cannot be made" in capsys.readouterr().out
+    kept = str(prepared.parent / "kept")
+    assert versions.main(["--python", sys.executable, "--keep", kept, "--only", *words]) == 1
+    assert said in capsys.readouterr().out
 
 
 def test_a_torch_without_libuv_is_linked_but_for_what_asks_for_it(versions: Any, tmp_path: Path) -> None:
@@ -211,12 +193,8 @@ def test_an_old_python_reads_what_tells_it_so() -> None:
 def metadata(folder: Path, name: str, version: str, *requires: str) -> None:
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
-    lines = [
-        "Metadata-Version: 2.1",
-        f"Name: {name}",
-        f"Version: {version}",
-        *(f"Requires-Dist: {r}" for r in requires),
-    ]
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {each}" for each in requires]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
 
 

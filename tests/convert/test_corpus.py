@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.loaded_scripts import script
 from trainkit.convert.command import starts_program
 from trainkit.convert.shell import read_shell
 from trainkit.convert.shell.evaluating import Script
@@ -31,18 +28,7 @@ REFUSED = {
 }
 
 
-def load_survey() -> ModuleType:
-    """scripts/survey as a module."""
-    loader = SourceFileLoader("survey", str(ROOT / "scripts" / "survey"))
-    spec = importlib.util.spec_from_loader("survey", loader)
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["survey"] = module
-    loader.exec_module(module)
-    return module
-
-
-SURVEY = load_survey()
+SURVEY = script("survey")
 CASES: dict[str, Any] = {case.place: case for case in SURVEY.cases(CORPUS)}
 
 
