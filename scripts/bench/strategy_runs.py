@@ -142,23 +142,12 @@ class Rank(Protocol):
     """A process of a run: as much of `subprocess.Popen` as is needed here."""
 
     @property
-    def returncode(self) -> int | None:
-        """Its exit code, or the signal that ended it, negative; None while it is not known to have ended."""
-
-    def poll(self) -> int | None:
-        """The same, looked at now."""
-
-    def wait(self) -> int:
-        """The same, once it has ended."""
-
-    def send_signal(self, number: int, /) -> None:
-        """Send a signal, unless it has ended."""
-
-    def terminate(self) -> None:
-        """Send TERM."""
-
-    def kill(self) -> None:
-        """Send KILL."""
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 # Starts a rank: its command line but for the interpreter, its environment, and the file of its output.

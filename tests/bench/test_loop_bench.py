@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
+from tests.loaded_scripts import SCRIPTS, run_script
+
+pytestmark = pytest.mark.e2e
 # Runs the script as it is, and then compares with a loop that clips gradients to another norm.
 DRIVER = """\
 import dataclasses, runpy, sys, tempfile
@@ -51,7 +53,7 @@ sys.exit(code)
 def run(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """One pair of the smallest size, and a comparison with a wrong loop."""
     folder = tmp_path_factory.mktemp("loop")
-    words = [str(BENCH / "loop"), "--size", "0.1M", "--pairs", "1", "--steps", "20", "--json"]
+    words = [str(SCRIPTS / "bench/loop"), "--size", "0.1M", "--pairs", "1", "--steps", "20", "--json"]
     return subprocess.run(
         [sys.executable, "-c", DRIVER, *words], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -62,7 +64,6 @@ def told(done: subprocess.CompletedProcess[str]) -> Any:
     return json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
 
 
-@pytest.mark.e2e
 def test_the_four_loops_give_the_same_losses_and_save_the_same_bytes(run: subprocess.CompletedProcess[str]) -> None:
     assert run.returncode == 0, run.stderr
     (size,) = told(run)["sizes"]
@@ -72,28 +73,22 @@ def test_the_four_loops_give_the_same_losses_and_save_the_same_bytes(run: subpro
     assert len(set(size["saved"].values())) == 1
 
 
-@pytest.mark.e2e
 def test_every_loop_computes_in_16_bits_each_time_that_it_is_asked_to(run: subprocess.CompletedProcess[str]) -> None:
     assert run.stderr.splitlines()[-2] == str([[True]] * 8)
 
 
-@pytest.mark.e2e
 def test_a_single_pair_gives_ratios_and_no_interval(run: subprocess.CompletedProcess[str]) -> None:
     (size,) = told(run)["sizes"]
     assert all(ratio["median"] > 0 and ratio["interval"] is None for ratio in size["ratios"].values())
 
 
-@pytest.mark.e2e
 def test_a_loop_that_clips_otherwise_is_seen_by_its_losses(run: subprocess.CompletedProcess[str]) -> None:
     assert float(run.stderr.splitlines()[-1]) > 1e-4
 
 
-@pytest.mark.e2e
 def test_where_logits_are_the_cost_the_built_in_loop_needs_less_memory(tmp_path: Path) -> None:
-    words = [str(BENCH / "loop"), "--size", "50,000 tokens", "--pairs", "1", "--steps", "2", "--json"]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
+    words = ("--size", "50,000 tokens", "--pairs", "1", "--steps", "2", "--json")
+    done = run_script("bench/loop", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (size,) = told(done)["sizes"]
     assert max(size["distance"].values()) < 1e-6

@@ -56,14 +56,19 @@ def place(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
         run.end()
 
 
+def at_work(run: NodesRun) -> NodesRun:
+    """Submit a run, and wait until all of its ranks work."""
+    run.submit()
+    assert run.runs(), run.said()
+    return run
+
+
 @pytest.fixture(scope="module")
 def ended(place: Callable[[str], NodesRun]) -> Iterator[dict[Case, NodesRun]]:
     """Every case, once it is over: Slurm runs as many at once as the nodes have cores."""
 
     def carry_out(case: Case) -> NodesRun:
-        run = place(re.sub(r"\W", "-", f"{case.target}-{case.node}-{case.signal}"))
-        run.submit()
-        assert run.runs(), run.said()
+        run = at_work(place(re.sub(r"\W", "-", f"{case.target}-{case.node}-{case.signal}")))
         run.strike(case.target, case.node, case.signal)
         assert wait_for(run.is_over, ENDS_SECONDS), [*run.living(), run.said()]
         return run
@@ -86,9 +91,7 @@ def test_a_kill_is_named_on_every_node_and_leaves_nothing(case: Case, ended: dic
 
 
 def test_a_lost_first_node_is_named_where_runs_are_listed(place: Callable[[str], NodesRun]) -> None:
-    run = place("first-lost")
-    run.submit()
-    assert run.runs(), run.said()
+    run = at_work(place("first-lost"))
     run.strike("trainkit+guardian", 0)
     assert wait_for(run.is_over, ENDS_SECONDS), run.living()
     assert run.code() == 137
@@ -101,9 +104,7 @@ def test_a_lost_first_node_is_named_where_runs_are_listed(place: Callable[[str],
 
 
 def test_cancelling_a_job_is_told_once_and_from_no_node(place: Callable[[str], NodesRun]) -> None:
-    run = place("cancelled")
-    run.submit()
-    assert run.runs(), run.said()
+    run = at_work(place("cancelled"))
     run.slurm.run("scancel", run.job)
     assert wait_for(run.is_over, ENDS_SECONDS), run.living()
     assert run.said().count("SIGTERM: ending the run") == 1
@@ -112,10 +113,8 @@ def test_cancelling_a_job_is_told_once_and_from_no_node(place: Callable[[str], N
 
 
 def test_a_run_does_not_notice_when_slurms_daemons_are_killed_and_come_back(place: Callable[[str], NodesRun]) -> None:
-    run = place("daemons")
+    run = at_work(place("daemons"))
     slurm = run.slurm
-    run.submit()
-    assert run.runs(), run.said()
     for name, machine in (("slurmctld", "tk0"), ("slurmd", "tk2")):
         found = slurm.run("pgrep", "-x", name, on=machine).stdout.split()
         assert found
@@ -129,9 +128,7 @@ def test_a_run_does_not_notice_when_slurms_daemons_are_killed_and_come_back(plac
 
 
 def test_killing_srun_is_slurms_end_of_the_run(place: Callable[[str], NodesRun]) -> None:
-    run = place("srun")
-    run.submit()
-    assert run.runs(), run.said()
+    run = at_work(place("srun"))
     run.kill([int(run.living("srun")[0].split()[1])], "tk1")
     assert wait_for(run.is_over, ENDS_SECONDS), run.living()
     assert run.code() == 137
