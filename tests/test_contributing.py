@@ -50,7 +50,7 @@ def test_a_launcher_is_its_module_its_line_and_its_place_in_the_schema() -> None
     assert set(LAUNCHERS) <= golden
 
 
-def test_a_check_of_the_doctor_is_its_module_and_its_line() -> None:
+def test_a_check_of_the_doctor_is_its_function_and_its_row() -> None:
     for name in CHECKS:
-        found = {file for file in files_with(rf'"{name}"') if file.startswith("doctor/")}
-        assert len(found) == 1, f"{name} is named in {sorted(found)}"
+        found = files_with(rf'Check\("{name}"')
+        assert found == {"doctor/examine.py"}, name

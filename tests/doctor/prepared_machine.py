@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.pipeline import resolve_request
-from trainkit.doctor.check import CheckResult, Commands, Host, Space, Target
+from trainkit.doctor.check import CheckResult, Commands, Host, Level, Space, Target
 from trainkit.doctor.examine import CHECKS, apply
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
@@ -87,6 +87,14 @@ class Machine:
     def examine(self, name: str, target: Target | None = None, **changes: Any) -> CheckResult:
         """What one check finds here."""
         return apply(CHECKS[name], self.host(**changes), target or Target())
+
+    def finds(self, name: str, level: Level, *words: str, target: Target | None = None, **changes: Any) -> str:
+        """What one check says here: its level is this, and these words are in it."""
+        result = self.examine(name, target, **changes)
+        said = text_of(result)
+        assert result.level == level, said
+        assert not [each for each in words if each not in said], said
+        return said
 
 
 def text_of(result: CheckResult) -> str:

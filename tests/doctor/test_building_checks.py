@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prepared_machine import GIB, Machine, target_for, text_of
 
-from trainkit.doctor.check import Target
+from trainkit.doctor.check import Level
 from trainkit.doctor.checks import network
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
 
@@ -30,39 +30,17 @@ def real(machine: Machine) -> Machine:
 
 @needs_compiler
 def test_real_tools_that_work_pass(real: Machine) -> None:
-    found = real.examine("build-tools", target_for(real, "ddp", "efficiency.compile.enabled=true"))
-    assert found.level == "ok", text_of(found)
+    real.finds("build-tools", "ok", target=target_for(real, "ddp", "efficiency.compile.enabled=true"))
 
 
-def test_a_missing_compiler_is_found(machine: Machine) -> None:
-    result = machine.examine("build-tools")
-    assert result.level == "warning" and "there is no C++ compiler: c++" in text_of(result)
-    assert "apt-get install g++" in text_of(result)
-
-
-def test_a_cxx_that_leads_nowhere_is_found(machine: Machine) -> None:
+def test_a_compiler_that_is_missing_or_does_not_compile_is_found(machine: Machine) -> None:
+    machine.finds("build-tools", "warning", "there is no C++ compiler: c++", "apt-get install g++")
     machine.environ["CXX"] = "no-such-compiler"
-    assert "unset CXX" in text_of(machine.examine("build-tools"))
-
-
-def test_a_compiler_that_does_not_compile_is_found(machine: Machine) -> None:
+    machine.finds("build-tools", "warning", "unset CXX")
+    del machine.environ["CXX"]
     machine.program("usr/bin/c++", "echo 'trial.cpp:1:10: fatal error: vector: No such file or directory' >&2; exit 1")
-    result = machine.examine("build-tools", target_for(machine, "ddp", "efficiency.compile.enabled=true"))
-    assert result.level == "problem"
-    assert "cannot build a one-line program" in text_of(result) and "fatal error: vector" in text_of(result)
-
-
-@needs_compiler
-def test_a_libaio_that_cannot_be_linked_is_found(real: Machine) -> None:
-    """The real compiler, behind a script that takes libaio's header away as a machine without it would."""
-    real.program(
-        "usr/bin/c++",
-        f'for word; do [ "$word" = -laio ] && {{ echo "trial.cpp:1:10: fatal error: libaio.h" >&2; exit 1; }}; done\n'
-        f'exec {shutil.which("c++")} "$@"',
-    )
-    result = real.examine("build-tools")
-    assert result.level == "warning"
-    assert "libaio cannot be linked" in text_of(result) and "apt-get install libaio-dev" in text_of(result)
+    target = target_for(machine, "ddp", "efficiency.compile.enabled=true")
+    machine.finds("build-tools", "problem", "cannot build a one-line program", "fatal error: vector", target=target)
 
 
 @needs_compiler
@@ -72,61 +50,50 @@ def test_a_ninja_beside_the_interpreter_that_is_not_on_path_is_found(real: Machi
     real.facts = replace(real.facts, executable=str(python))
     real.program("usr/bin/c++", f'PATH="{os.environ["PATH"]}" exec c++ "$@"')
     real.environ["PATH"] = str(real.bin)
-    said = text_of(real.examine("build-tools"))
-    assert f"export PATH={beside.parent}:$PATH" in said
+    real.finds("build-tools", "warning", f"export PATH={beside.parent}:$PATH")
     beside.unlink()
-    assert f"{python} -m pip install ninja" in text_of(real.examine("build-tools"))
+    real.finds("build-tools", "warning", f"{python} -m pip install ninja")
     real.environ["PATH"] += f":{real.folder('venv/bin')}"
     real.program("venv/bin/ninja", "echo 'ninja: bad interpreter' >&2; exit 126")
-    assert "bad interpreter" in text_of(real.examine("build-tools"))
+    real.finds("build-tools", "warning", "bad interpreter")
 
 
 @needs_compiler
 def test_missing_headers_of_the_interpreter_are_found(real: Machine) -> None:
-    result = real.examine("build-tools", headers=real.folder("no-headers"))
-    assert result.level == "warning" and "python3.11-dev" in text_of(result)
+    real.finds("build-tools", "warning", "python3.11-dev", headers=real.folder("no-headers"))
 
 
 def test_a_plan_that_builds_nothing_needs_no_tools(machine: Machine) -> None:
-    target = target_for(machine, "ddp")
-    assert [machine.examine(name, target).level for name in ("build-tools", "deepspeed-ops")] == [
-        "skipped",
-        "skipped",
-    ]
+    for name in ("build-tools", "deepspeed-ops"):
+        machine.finds(name, "skipped", target=target_for(machine, "ddp"))
 
 
-def fake_python(machine: Machine, answer: str, code: int = 0) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        (
+            {"async_io": {"compatible": False, "said": "async_io requires the dev libaio .so object and headers"}},
+            0,
+            ("cannot build async_io (offload to NVMe)", "requires the dev libaio .so", "apt-get install libaio-dev"),
+        ),
+        ({}, 1, ("ImportError: broken",)),
+    ],
+)
+def test_an_op_that_deepspeed_cannot_build_is_found(
+    machine: Machine, answer: dict[str, object], code: int, words: tuple[str, ...]
+) -> None:
     """An interpreter that answers as the real one would elsewhere."""
+    machine.finds("deepspeed-ops", "skipped", "DeepSpeed is not installed")
     machine.package("deepspeed", "0.19.8")
-    machine.package("torch", "2.13.0")
-    script = f"cat <<'END'\n{answer}\nEND\necho 'ImportError: broken' >&2; exit {code}"
-    python = machine.program("venv/bin/python", script)
+    script = f"cat <<'END'\n{json.dumps(answer)}\nEND\necho 'ImportError: broken' >&2; exit {code}"
     machine.environ["PATH"] += ":/usr/bin:/bin"
-    machine.facts = replace(machine.facts, executable=str(python))
-
-
-def test_an_op_that_deepspeed_cannot_build_is_found(machine: Machine) -> None:
-    said = "async_io requires the dev libaio .so object and headers but these were not found."
-    fake_python(machine, json.dumps({"async_io": {"compatible": False, "said": said}}))
-    result = machine.examine("deepspeed-ops")
-    assert result.level == "warning" and said in text_of(result) and "libaio-dev" in text_of(result)
-
-
-def test_a_deepspeed_that_cannot_be_imported_is_found(machine: Machine) -> None:
-    fake_python(machine, "", code=1)
-    result = machine.examine("deepspeed-ops")
-    assert result.level == "warning" and "ImportError: broken" in text_of(result)
-
-
-def test_without_deepspeed_there_are_no_ops(machine: Machine) -> None:
-    assert machine.examine("deepspeed-ops").level == "skipped"
+    machine.facts = replace(machine.facts, executable=str(machine.program("venv/bin/python", script)))
+    machine.finds("deepspeed-ops", "warning", *words)
 
 
 @pytest.mark.e2e
 def test_deepspeed_itself_is_asked(real: Machine) -> None:
     real.package("deepspeed", "0.19.8")
-    result = real.examine("deepspeed-ops", target_for(real, "ddp"))
-    assert result.level == "skipped"
     result = real.examine("deepspeed-ops")
     assert result.findings[0].what.startswith("DeepSpeed 0.19.8 can"), text_of(result)
 
@@ -134,8 +101,7 @@ def test_deepspeed_itself_is_asked(real: Machine) -> None:
 @pytest.mark.e2e
 def test_two_real_processes_reduce_a_tensor(real: Machine) -> None:
     real.package("torch", "2.13.0")
-    result = real.examine("collectives")
-    assert result.level == "ok" and "with gloo" in text_of(result), text_of(result)
+    real.finds("collectives", "ok", "with gloo")
 
 
 @pytest.mark.e2e
@@ -143,11 +109,10 @@ def test_processes_that_cannot_talk_are_found_and_leave_nothing(real: Machine, m
     monkeypatch.setattr(network, "SECONDS", 3.0)
     real.package("torch", "2.13.0")
     real.environ["GLOO_SOCKET_IFNAME"] = "no-such-card"
-    result = real.examine("collectives")
-    said = text_of(result)
-    assert result.level == "problem" and "cannot reduce a tensor with gloo" in said
+    words = "cannot reduce a tensor with gloo", "unset GLOO_SOCKET_IFNAME"
+    said = real.finds("collectives", "problem", *words)
     assert "no-such-card" in said or "has reached the store" in said
-    assert "unset GLOO_SOCKET_IFNAME" in said and "enforce fail" not in said
+    assert "enforce fail" not in said
 
 
 @pytest.mark.e2e
@@ -175,7 +140,7 @@ def test_ranks_that_hang_are_ended_by_pid(real: Machine, tmp_path: Path) -> None
 
 
 def test_a_plan_of_one_process_reduces_with_nobody(machine: Machine) -> None:
-    assert machine.examine("collectives", target_for(machine, "quickstart")).level == "skipped"
+    machine.finds("collectives", "skipped", target=target_for(machine, "quickstart"))
 
 
 def cards(machine: Machine, **changes: object) -> Machine:
@@ -184,14 +149,13 @@ def cards(machine: Machine, **changes: object) -> Machine:
     return machine
 
 
-def test_cards_in_good_order_pass(machine: Machine) -> None:
-    assert machine.examine("gpu-health").level == "skipped"
-    assert cards(machine).examine("gpu-health").level == "ok"
+PART = MigInstance("MIG-7", "1g.10gb", 10 * GIB, 10 * GIB)
 
 
 @pytest.mark.parametrize(
     ("changes", "level", "words"),
     [
+        ({}, "ok", "card"),
         ({"ecc_errors": 3}, "warning", "3 uncorrectable memory errors"),
         ({"pending_repair": True}, "warning", "nvidia-smi --gpu-reset -i 1"),
         ({"throttling": ("heat",), "temperature": 92}, "warning", "92 degrees"),
@@ -201,33 +165,30 @@ def test_cards_in_good_order_pass(machine: Machine) -> None:
         ({"processes": (GpuProcess(99, "ada", "Xorg", GIB, graphics=True),), "memory_free": 70 * GIB}, "ok", "card"),
         ({"memory_free": 40 * GIB}, "warning", "40 GiB of card 1 (NVIDIA H100) are in use"),
         ({"memory_free": 70 * GIB, "memory_reserved": 9 * GIB}, "ok", "card"),
+        # A split card has processes of others on other parts; it is judged itself where a part of it is used.
+        ({"mig": True, "instances": (PART,), "processes": (GpuProcess(4711),)}, "ok", "card"),
+        ({"mig": True, "instances": (PART,), "ecc_errors": 1}, "warning", "1 uncorrectable"),
     ],
 )
-def test_a_card_that_is_not_well_is_found(machine: Machine, changes: dict[str, object], level: str, words: str) -> None:
-    result = cards(machine, **changes).examine("gpu-health")
-    assert result.level == level and words in text_of(result)
+def test_a_card_that_is_not_well_is_found(
+    machine: Machine, changes: dict[str, object], level: Level, words: str
+) -> None:
+    cards(machine, **changes).finds("gpu-health", level, words)
 
 
 def test_only_the_cards_of_the_plan_are_judged(machine: Machine) -> None:
+    machine.finds("gpu-health", "skipped", "there is no card here")
     cards(machine, ecc_errors=3)
-    assert machine.examine("gpu-health", target_for(machine, "quickstart", "devices.select=[0]")).level == "ok"
-    assert machine.examine("gpu-health", target_for(machine, "quickstart", "devices.select=[1]")).level == "warning"
-    assert machine.examine("gpu-health", target_for(machine, "quickstart", "devices.type=cpu")).level == "skipped"
-
-
-def test_a_split_card_is_judged_where_a_part_of_it_is_used(machine: Machine) -> None:
-    part = MigInstance("MIG-7", "1g.10gb", 10 * GIB, 10 * GIB)
-    others = (GpuProcess(4711, "ada", "python other.py", 10 * GIB),)
-    cards(machine, mig=True, instances=(part,), processes=others)
-    assert machine.examine("gpu-health").level == "ok"
-    cards(machine, mig=True, instances=(part,), ecc_errors=1)
-    assert machine.examine("gpu-health").level == "warning"
+    levels: dict[str, Level] = {
+        "devices.select=[0]": "ok", "devices.select=[1]": "warning", "devices.type=cpu": "skipped"
+    }  # fmt: skip
+    for words, level in levels.items():
+        machine.finds("gpu-health", level, target=target_for(machine, "quickstart", words))
 
 
 def test_what_blocks_the_plan_is_a_problem(machine: Machine) -> None:
-    assert machine.examine("plan", Target()).level == "skipped"
-    result = machine.examine("plan", target_for(machine, "quickstart"))
-    assert result.level == "problem" and "pip install 'trainkit[train]'" in text_of(result)
+    machine.finds("plan", "skipped")
+    machine.finds("plan", "problem", "pip install 'trainkit[train]'", target=target_for(machine, "quickstart"))
     machine.package("torch", "2.13.0")
     machine.package("numpy", "2.4.0")
-    assert machine.examine("plan", target_for(machine, "quickstart")).level == "ok"
+    machine.finds("plan", "ok", target=target_for(machine, "quickstart"))

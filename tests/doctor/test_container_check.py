@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from prepared_machine import Machine, target_for, text_of
 
-from trainkit.doctor.check import Target
+from trainkit.doctor.check import Level, Target
 from trainkit.doctor.checks.containers import image_cuda
 from trainkit.doctor.examine import checks_for
 from trainkit.machine.facts import Gpu
@@ -30,8 +30,7 @@ def answers(machine: Machine, kind: str, output: str = "[]", errors: str = "", c
 
 
 def test_an_engine_that_is_not_installed_is_a_problem(machine: Machine) -> None:
-    found = machine.examine("container", boxed(machine, "podman"))
-    assert found.level == "problem" and "podman is not on PATH" in text_of(found)
+    machine.finds("container", "problem", "podman is not on PATH", target=boxed(machine, "podman"))
 
 
 @pytest.mark.parametrize(
@@ -51,15 +50,14 @@ def test_what_an_engine_says_becomes_one_problem(machine: Machine, kind: str, er
 
 def test_an_image_that_will_be_downloaded_is_a_note(machine: Machine) -> None:
     answers(machine, "docker", errors="Error: No such image: team/pytorch:2", code=1)
-    assert machine.examine("container", boxed(machine, "docker", "container.pull=missing")).level == "note"
+    machine.finds("container", "note", target=boxed(machine, "docker", "container.pull=missing"))
 
 
 def test_a_folder_that_is_missing_is_named(machine: Machine) -> None:
     answers(machine, "podman")
     machine.folder("data")
-    words = 'container.mounts=["/data:/data", "/absent:/absent"]'
-    found = machine.examine("container", boxed(machine, "podman", words))
-    assert "container.mounts names /absent" in text_of(found) and "/data," not in text_of(found)
+    target = boxed(machine, "podman", 'container.mounts=["/data:/data", "/absent:/absent"]')
+    assert "/data," not in machine.finds("container", "problem", "container.mounts names /absent", target=target)
 
 
 @pytest.mark.parametrize(
@@ -73,24 +71,23 @@ def test_a_folder_that_is_missing_is_named(machine: Machine) -> None:
     ],
 )
 def test_the_driver_is_held_against_the_cuda_of_the_image(
-    machine: Machine, variables: str, driver: str, newest: str, level: str, said: str
+    machine: Machine, variables: str, driver: str, newest: str, level: Level, said: str
 ) -> None:
     answers(machine, "docker", variables)
     machine.facts = replace(machine.facts, gpus=(CARD,), driver=driver, cuda_driver=newest)
-    found = machine.examine("container", boxed(machine, "docker", "devices.type=cuda"))
-    assert found.level == level and said in text_of(found)
+    machine.finds("container", level, said, target=boxed(machine, "docker", "devices.type=cuda"))
 
 
 def test_pyxis_is_known_by_the_words_that_srun_takes(machine: Machine) -> None:
     machine.program("usr/bin/srun", "/bin/echo '  --container-image=[USER@][REGISTRY#]IMAGE'")
-    assert machine.examine("container", boxed(machine, "pyxis")).level == "ok"
+    machine.finds("container", "ok", target=boxed(machine, "pyxis"))
     machine.program("usr/bin/srun", "/bin/echo 'Usage: srun [OPTIONS…]'")
-    assert "pyxis is not installed" in text_of(machine.examine("container", boxed(machine, "pyxis")))
+    machine.finds("container", "problem", "pyxis is not installed", target=boxed(machine, "pyxis"))
 
 
 def test_an_apptainer_image_that_is_no_file_is_a_problem(machine: Machine) -> None:
     answers(machine, "apptainer")
-    assert "there is no image" in text_of(machine.examine("container", boxed(machine, "apptainer")))
+    machine.finds("container", "problem", "there is no image", target=boxed(machine, "apptainer"))
 
 
 def test_a_recipe_without_a_container_has_no_such_check(machine: Machine) -> None:

@@ -8,43 +8,40 @@ from pathlib import Path
 import pytest
 from prepared_machine import Machine, target_for, text_of
 
+from trainkit.doctor.check import Level
 from trainkit.planner.env import LEAKS
+
+ON_CPU = ("ddp", "devices.type=cpu")
 
 
 def test_a_good_environment_passes(machine: Machine) -> None:
-    machine.package("torch", "2.13.0", "numpy>=1.26")
+    machine.package("torch", "2.11.0+cpu", "numpy>=1.26")
+    machine.package("torchvision", "0.26.0", "torch==2.11.0")  # which a local version is
     machine.package("numpy", "2.4.0")
+    machine.package("unrelated", "1.0", "missing-thing")  # which training does not use
     machine.package("nvidia-nccl-cu12", "2.27.3", files=("nvidia/nccl/lib/libnccl.so.2",))
     machine.package("nvidia-cublas-cu12", "12.8.4.1", files=("nvidia/cublas/lib/libcublas.so.12",))
     for name in ("interpreter", "packages", "cuda-libraries", "settings"):
-        result = machine.examine(name)
-        assert result.level == "ok", text_of(result)
+        machine.finds(name, "ok")
 
 
 def test_a_version_that_a_package_does_not_take_is_found(machine: Machine) -> None:
     machine.package("torch", "2.5.1")
     machine.package("torchvision", "0.26.0", "torch==2.11.0")
-    result = machine.examine("packages")
-    assert result.level == "problem"
-    said = text_of(result)
-    assert "torchvision 0.26.0 requires torch==2.11.0, and 2.5.1 is installed" in said
-    assert "pip install 'torchvision' 'torch==2.11.0'" in said
-    assert "torch 2.5.1 is too old: trainkit requires 2.6" in said
-
-
-def test_a_local_version_is_that_version(machine: Machine) -> None:
-    machine.package("torch", "2.11.0+cpu")
-    machine.package("torchvision", "0.26.0", "torch==2.11.0")
-    assert machine.examine("packages").level == "ok"
+    machine.finds(
+        "packages",
+        "problem",
+        "torchvision 0.26.0 requires torch==2.11.0, and 2.5.1 is installed",
+        "pip install 'torchvision' 'torch==2.11.0'",
+        "torch 2.5.1 is too old: trainkit requires 2.6",
+    )
 
 
 def test_a_package_that_another_needs_and_nobody_installed_is_found(machine: Machine) -> None:
     machine.package("torch", "2.13.0")
     machine.package("accelerate", "1.15.0", "psutil", 'sagemaker ; extra == "sagemaker"', 'x ; python_version < "3"')
-    result = machine.examine("packages")
-    assert [finding.what for finding in result.findings] == [
-        "accelerate 1.15.0 requires psutil, which is not installed"
-    ]
+    (finding,) = machine.examine("packages").findings
+    assert finding.what == "accelerate 1.15.0 requires psutil, which is not installed"
 
 
 def test_only_packages_that_the_plan_imports_are_judged(machine: Machine) -> None:
@@ -53,108 +50,78 @@ def test_only_packages_that_the_plan_imports_are_judged(machine: Machine) -> Non
     machine.package("transformers", "5.23.0", "tokenizers>=1")
     machine.package("deepspeed", "0.19.8", "hjson")
     plans = {
-        "ddp": ("ddp", "devices.type=cpu"),
-        "bnb": ("ddp", "devices.type=cpu", "optimizer.name=adamw_bnb_8bit"),
-        "zero": ("zero2", "devices.type=cpu"),
-        "lora": ("ddp", "devices.type=cpu", "peft.kind=lora"),
+        ON_CPU: "",
+        (*ON_CPU, "optimizer.name=adamw_bnb_8bit"): "bitsandbytes",
+        ("zero2", "devices.type=cpu"): "deepspeed",
+        (*ON_CPU, "peft.kind=lora"): "transformers",
     }
-    found = {name: machine.examine("packages", target_for(machine, *words)) for name, words in plans.items()}
-    assert found["ddp"].level == "ok", text_of(found["ddp"])
-    assert [finding.what.split(" ")[0] for name in ("bnb", "zero", "lora") for finding in found[name].findings] == [
-        "bitsandbytes",
-        "deepspeed",
-        "transformers",
-    ]
+    for words, judged in plans.items():
+        result = machine.examine("packages", target_for(machine, *words))
+        wrong = [each.what.split(" ")[0] for each in result.findings if each.level != "ok"]
+        assert wrong == [judged] * bool(judged), text_of(result)
     assert len(machine.examine("packages").findings) == 3
 
 
 def test_a_machine_without_torch_is_told_so(machine: Machine) -> None:
-    result = machine.examine("packages")
-    assert result.level == "warning" and "pip install 'trainkit[train]'" in text_of(result)
-
-
-def test_packages_that_training_does_not_use_are_not_judged(machine: Machine) -> None:
-    machine.package("torch", "2.13.0")
-    machine.package("unrelated", "1.0", "missing-thing")
-    assert machine.examine("packages").level == "ok"
+    machine.finds("packages", "warning", "pip install 'trainkit[train]'")
 
 
 def test_the_deprecated_pynvml_is_found(machine: Machine) -> None:
-    machine.package("torch", "2.13.0")
-    machine.package("pynvml", "11.5.0")
-    machine.package("nvidia-ml-py", "13.0")
-    result = machine.examine("packages")
-    assert result.level == "warning" and "pip uninstall -y pynvml" in text_of(result)
+    for name, version in {"torch": "2.13.0", "pynvml": "11.5.0", "nvidia-ml-py": "13.0"}.items():
+        machine.package(name, version)
+    machine.finds("packages", "warning", "pip uninstall -y pynvml")
 
 
 def test_two_cuda_runtimes_are_found(machine: Machine) -> None:
     machine.package("nvidia-cublas-cu12", "12.8.4.1", files=("nvidia/cublas/lib/libcublas.so.12",))
     machine.package("nvidia-cuda-runtime-cu12", "12.8.90")
     machine.package("cupy-cuda11x", "13.3.0")
-    result = machine.examine("cuda-libraries")
-    assert result.level == "warning"
-    assert "CUDA 11: cupy-cuda11x 13.3.0" in text_of(result)
-    assert "pip uninstall -y cupy-cuda11x" in text_of(result)
+    machine.finds(
+        "cuda-libraries", "warning", "CUDA 11: cupy-cuda11x 13.3.0", "pip uninstall -y cupy-cuda11x"
+    )  # fmt: skip
+    machine.finds("cuda-libraries", "skipped", target=target_for(machine, *ON_CPU))
 
 
 def test_libraries_of_two_versions_in_one_file_are_a_problem(machine: Machine) -> None:
     machine.package("nvidia-nccl-cu12", "2.27.3", files=("nvidia/nccl/lib/libnccl.so.2",))
     machine.package("nvidia-nccl-cu13", "2.28.9", files=("nvidia/nccl/lib/libnccl.so.2",))
     machine.package("nvidia-cuda-runtime", "13.0.96")
-    result = machine.examine("cuda-libraries")
-    assert result.level == "problem"
-    assert "nvidia/nccl/lib/libnccl.so.2" in text_of(result)
-    assert "pip uninstall -y nvidia-nccl-cu12" in text_of(result)
-
-
-def test_cuda_libraries_do_not_concern_a_run_on_the_cpu(machine: Machine) -> None:
-    machine.package("nvidia-nccl-cu12", "2.27.3")
-    machine.package("nvidia-nccl-cu13", "2.28.9")
-    assert machine.examine("cuda-libraries", target_for(machine, "ddp", "devices.type=cpu")).level == "skipped"
+    words = "nvidia/nccl/lib/libnccl.so.2", "pip uninstall -y nvidia-nccl-cu12"
+    machine.finds("cuda-libraries", "problem", *words)
 
 
 def test_another_active_environment_is_found(machine: Machine) -> None:
     machine.environ["VIRTUAL_ENV"] = "/home/ada/other"
-    result = machine.examine("interpreter")
-    assert result.level == "note" and "/home/ada/other/bin/python -m trainkit doctor" in text_of(result)
+    machine.finds("interpreter", "note", "/home/ada/other/bin/python -m trainkit doctor")
     machine.environ["VIRTUAL_ENV"] = str(Path(machine.facts.executable).parent.parent)
-    assert machine.examine("interpreter").level == "ok"
+    machine.finds("interpreter", "ok")
 
 
 def test_a_checkout_that_ranks_cannot_import_is_found(machine: Machine) -> None:
     checkout = Path(__file__).resolve().parents[2]
-    result = machine.examine("interpreter", folder=checkout)
-    assert result.level == "problem" and f"export PYTHONPATH={checkout}" in text_of(result)
-    assert machine.examine("interpreter", folder=checkout, packages=(str(checkout),)).level == "ok"
+    machine.finds("interpreter", "problem", f"export PYTHONPATH={checkout}", folder=checkout)
+    machine.finds("interpreter", "ok", folder=checkout, packages=(str(checkout),))
 
 
 def test_an_old_interpreter_is_found(machine: Machine) -> None:
     machine.facts = replace(machine.facts, python="3.10.4")
-    assert machine.examine("interpreter").level == "problem"
+    machine.finds("interpreter", "problem")
 
 
 def test_a_package_that_is_there_twice_is_found(machine: Machine) -> None:
     machine.package("torch", "2.13.0")
+    other = machine.file("home/ada/old/torch-2.5.1.dist-info/METADATA").parents[1]
+    machine.finds(
+        "interpreter", "note", "the first one is imported", packages=(str(other), str(machine.site))
+    )  # fmt: skip
     machine.file("site-packages/torch-2.5.1.dist-info/METADATA", "Name: torch\nVersion: 2.5.1\n")
-    result = machine.examine("interpreter")
-    assert result.level == "warning" and "-m pip install --force-reinstall torch" in text_of(result)
-
-
-def test_a_package_that_is_hidden_by_another_folder_is_found(machine: Machine) -> None:
-    machine.package("torch", "2.13.0")
-    other = machine.folder("home/ada/old")
-    machine.file("home/ada/old/torch-2.5.1.dist-info/METADATA", "")
-    result = machine.examine("interpreter", packages=(str(other), str(machine.site)))
-    assert result.level == "note" and "the first one is imported" in text_of(result)
+    machine.finds("interpreter", "warning", "-m pip install --force-reinstall torch")
 
 
 @pytest.mark.parametrize("name", ["PET_NNODES", "ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "FSDP_OFFLOAD"])
 def test_settings_that_no_plan_hands_on_are_named_as_harmless_here(machine: Machine, name: str) -> None:
     machine.environ[name] = "4"
-    result = machine.examine("settings")
-    assert result.level == "note"
-    assert f"{name}=4" in text_of(result) and "trainkit does not hand it on" in text_of(result)
-    assert f"unset {name}" in text_of(result)
+    machine.finds("settings", "note", f"{name}=4", "trainkit does not hand it on", f"unset {name}")
 
 
 def test_every_variable_that_plans_remove_is_known_to_the_doctor(machine: Machine) -> None:
@@ -177,28 +144,28 @@ def test_every_variable_that_plans_remove_is_known_to_the_doctor(machine: Machin
         ("EDITOR", "vi", "ok"),
     ],
 )
-def test_settings_that_reach_the_ranks_are_named(machine: Machine, name: str, value: str, level: str) -> None:
+def test_settings_that_reach_the_ranks_are_named(machine: Machine, name: str, value: str, level: Level) -> None:
     machine.environ[name] = value
-    result = machine.examine("settings")
-    assert result.level == level
-    assert (f"{name}={value}" in text_of(result)) == (level != "ok")
+    assert (f"{name}={value}" in machine.finds("settings", level)) == (level != "ok")
 
 
 def test_settings_of_cards_do_not_concern_a_run_on_the_cpu(machine: Machine) -> None:
     machine.environ["NCCL_P2P_DISABLE"] = "1"
-    assert machine.examine("settings", target_for(machine, "ddp", "devices.type=cpu")).level == "ok"
+    machine.file("etc/nccl.conf", "NCCL_P2P_DISABLE=1\n")
+    machine.finds("settings", "warning", "NCCL_P2P_DISABLE=1", "etc/nccl.conf")
+    machine.finds("settings", "ok", target=target_for(machine, *ON_CPU))
 
 
 def test_what_the_recipe_sets_itself_is_not_stale(machine: Machine) -> None:
     machine.environ["GLOO_SOCKET_IFNAME"] = "eth7"
-    assert machine.examine("settings", target_for(machine, "ddp")).level == "warning"
-    assert machine.examine("settings", target_for(machine, "ddp", "env.GLOO_SOCKET_IFNAME=lo")).level == "ok"
-    assert machine.examine("settings", target_for(machine, "ddp", "env_from=[GLOO_SOCKET_IFNAME]")).level == "ok"
+    machine.finds("settings", "warning", target=target_for(machine, "ddp"))
+    machine.finds("settings", "ok", target=target_for(machine, "ddp", "env.GLOO_SOCKET_IFNAME=lo"))
+    machine.finds("settings", "ok", target=target_for(machine, "ddp", "env_from=[GLOO_SOCKET_IFNAME]"))
 
 
 def test_secrets_are_not_shown(machine: Machine) -> None:
     machine.environ["ACCELERATE_API_TOKEN"] = "hunter2"
-    assert "hunter2" not in text_of(machine.examine("settings"))
+    assert "hunter2" not in machine.finds("settings", "note")
 
 
 @pytest.mark.parametrize(
@@ -214,11 +181,4 @@ def test_secrets_are_not_shown(machine: Machine) -> None:
 def test_files_that_launchers_read_unasked_are_found(machine: Machine, path: str, environ: dict[str, str]) -> None:
     machine.environ |= {name: str(machine.root / folder) for name, folder in environ.items()}
     file = machine.file(path)
-    result = machine.examine("settings")
-    assert result.level == "note" and f"mv {file} {file}.off" in text_of(result)
-
-
-def test_a_file_that_nccl_reads_is_a_warning_where_cards_are_used(machine: Machine) -> None:
-    machine.file("etc/nccl.conf", "NCCL_P2P_DISABLE=1\n")
-    assert machine.examine("settings").level == "warning"
-    assert machine.examine("settings", target_for(machine, "ddp", "devices.type=cpu")).level == "ok"
+    machine.finds("settings", "note", f"mv {file} {file}.off")

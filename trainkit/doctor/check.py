@@ -1,4 +1,4 @@
-"""Run other programs, each within a time limit and with a temporary folder that is removed in the end."""
+"""What a check is, what it may look at, what it finds, and how it runs other programs within a time limit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
@@ -36,7 +37,6 @@ class Done:
 
     @property
     def fine(self) -> bool:
-        """Whether it ended with code 0."""
         return self.code == 0
 
     @property
@@ -57,8 +57,6 @@ class Commands:
 
     def __call__(self, argv: tuple[str, ...], limit: float, *, environ: Mapping[str, str] | None = None) -> Done:
         """Run to its end, or kill it with all that it started after `limit` seconds."""
-        import subprocess  # checks before a run start nothing, and are spared its import
-
         try:
             process = subprocess.Popen(
                 argv,
@@ -126,8 +124,8 @@ def private_environment() -> Iterator[Mapping[str, str]]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-Level = Literal["ok", "skipped", "note", "warning", "problem"]
-LEVELS: tuple[Level, ...] = ("ok", "skipped", "note", "warning", "problem")  # from harmless to worst
+Level = Literal["ok", "skipped", "note", "warning", "problem"]  # from harmless to worst
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +142,22 @@ class Finding:
 
 
 def ok(what: str, *evidence: str) -> Finding:
-    """Nothing is wrong."""
     return Finding("ok", what, evidence)
 
 
 def skipped(why: str) -> Finding:
-    """Not examined, and why."""
     return Finding("skipped", why)
 
 
-# What a check may need of the target, and why it is skipped where the target lacks it.
+# What a check may need: the name of a property of `Target`, and why the check is skipped without it.
 NEEDS: Mapping[str, str] = {
+    "plan": "no recipe is named",
+    "container": "no recipe with a container is named",
+    "several": "one process meets no other",
     "cuda": "the plan uses no CUDA card",
     "compiles_cuda": "the plan compiles nothing for CUDA cards",
+    "builds": "the plan builds nothing",
+    "builds_ops": "the plan compiles none of DeepSpeed's ops",
 }
 
 
@@ -179,7 +180,6 @@ class CheckResult:
 
     @property
     def level(self) -> Level:
-        """The worst of its findings."""
         return worst(finding.level for finding in self.findings)
 
 
@@ -187,8 +187,8 @@ class CheckResult:
 class Check:
     """One independent check. title: what is examined, for people; limit: seconds after which it is given up.
 
-    run: at least one finding; what the system refuses (OSError) becomes one.
-    fast: it takes milliseconds, so `trainkit run` calls it before the start. needs: what the target must have.
+    run: gives at least one finding; what the system refuses (OSError) becomes one.
+    fast: it takes milliseconds, so `trainkit run` calls it before the start. needs: of the target, by NEEDS.
     """
 
     name: str
@@ -196,12 +196,7 @@ class Check:
     limit: float
     run: Callable[[Host, Target], Finding | Iterable[Finding]]
     fast: bool = False
-    needs: Literal["", "cuda", "compiles_cuda"] = ""
-
-
-def requirement_level(target: Target) -> Level:
-    """How bad it is that something is missing: a problem for a plan that needs it, a warning without a recipe."""
-    return "warning" if target.anything else "problem"
+    needs: str = ""
 
 
 RLIMITS = {"open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC", "locked memory": "RLIMIT_MEMLOCK"}
@@ -254,7 +249,6 @@ class Host:
 
     @property
     def home(self) -> Path:
-        """The user's home folder."""
         return Path(self.environ.get("HOME") or "~").expanduser()
 
     @property
@@ -286,14 +280,6 @@ def this_host(facts: Facts, run: Callable[..., Done], folder: Path, environ: Map
     )
 
 
-def content(path: Path) -> str:
-    """The text of a file of the system; empty where there is none that can be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def space(path: Path) -> Space:
     """As statvfs reports it."""
     found = os.statvfs(path)
@@ -310,9 +296,13 @@ class Target:
     node_rank: int = 0
 
     @property
-    def anything(self) -> bool:
-        """Whether there is no recipe."""
-        return self.plan is None
+    def required(self) -> Level:
+        """How bad it is that something is missing: a problem for a plan that needs it, a warning without a recipe."""
+        return "problem" if self.plan else "warning"
+
+    @property
+    def container(self) -> bool:
+        return self.plan is not None and self.plan.container is not None
 
     @property
     def cuda(self) -> bool:
@@ -324,6 +314,11 @@ class Target:
         """Ranks on this machine; 2 where nothing is planned."""
         return self.plan.topology.groups[0].processes if self.plan else 2
 
+    @property
+    def several(self) -> bool:
+        """Whether there may be several ranks, on this machine or on others."""
+        return self.plan is None or self.plan.topology.world_size > 1
+
     @cached_property
     def ops(self) -> tuple[str, ...]:
         """The DeepSpeed ops that the plan builds before the ranks start."""
@@ -331,19 +326,23 @@ class Target:
         return tuple(argv[argv.index("--ops") + 1].split(",")) if "--ops" in argv else ()
 
     @property
-    def deepspeed(self) -> bool:
-        """Whether DeepSpeed takes part."""
-        return self.plan is None or self.plan.strategy.kind.startswith("zero") or self.plan.launcher.kind == "deepspeed"
+    def builds_ops(self) -> bool:
+        return self.plan is None or bool(self.ops)
 
     @property
-    def compiles(self) -> bool:
-        """Whether torch.compile is used, which makes C++ code on the CPU."""
-        return self.recipe is None or self.recipe.efficiency.compile.enabled
+    def builds(self) -> bool:
+        """Whether a C++ compiler is needed: for DeepSpeed's ops, or for torch.compile, which makes code for the CPU."""
+        return self.builds_ops or self.recipe is None or self.recipe.efficiency.compile.enabled
 
     @property
     def compiles_cuda(self) -> bool:
         """Whether CUDA extensions may be built; of a plan these are DeepSpeed's ops."""
-        return self.plan is None or (bool(self.ops) and self.cuda)
+        return self.builds_ops and self.cuda
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed takes part."""
+        return self.plan is None or self.plan.strategy.kind.startswith("zero") or self.plan.launcher.kind == "deepspeed"
 
     @property
     def output_root(self) -> str:

@@ -1,7 +1,4 @@
-"""All checks, and how they run: side by side with a time limit each, or the fast ones one by one before a run.
-
-A new check takes its module in `checks/` and its name here, at its place in the order in which they are shown.
-"""
+"""All checks, and how they run: side by side with a time limit each, or the fast ones one by one before a run."""
 
 from __future__ import annotations
 
@@ -13,13 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainkit.doctor.check import NEEDS, Check, CheckResult, Commands, Finding, Host, Target, ok, skipped, this_host
-from trainkit.doctor.checks.compilers import BUILD_TOOLS, DEEPSPEED_OPS, HOST_COMPILER, TOOLKIT_VERSION, TOOLKITS
-from trainkit.doctor.checks.containers import CONTAINER
-from trainkit.doctor.checks.gpus import DRIVER, GPU_HEALTH
-from trainkit.doctor.checks.limits import DISK_SPACE, PROCESS_LIMITS, SHARED_MEMORY, WRITE_SPEED
-from trainkit.doctor.checks.network import COLLECTIVES, HOST_NAMES, PORTS
-from trainkit.doctor.checks.packages import CUDA_LIBRARIES, INTERPRETER, PACKAGES
-from trainkit.doctor.checks.stale_settings import STALE_SETTINGS
+from trainkit.doctor.checks import compilers, containers, gpus, limits, network, packages, stale_settings
 from trainkit.errors import Diagnostic
 from trainkit.machine.facts import Facts
 
@@ -28,20 +19,36 @@ LAST = 1.0  # seconds for checks that were given up to tidy
 
 def plan_blockers(host: Host, target: Target) -> Finding | list[Finding]:
     """What the plan itself finds missing on this machine: cards, packages, whatever stops `trainkit run`."""
-    if target.plan is None:
-        return skipped("no recipe is named")
-    found = [Finding("problem", each.what, (), (each.hint,) if each.hint else ()) for each in target.plan.blockers]
+    blockers = target.plan.blockers if target.plan else ()
+    found = [Finding("problem", each.what, (), (each.hint,) if each.hint else ()) for each in blockers]
     return found or ok("this machine can run it, as far as the plan can tell")
 
 
-PLAN_BLOCKERS = Check("plan", "plan", 1.0, plan_blockers)  # not fast: `trainkit run` shows the blockers itself
-_ORDER = (
-    PLAN_BLOCKERS, CONTAINER, INTERPRETER, PACKAGES, CUDA_LIBRARIES, DRIVER, GPU_HEALTH, TOOLKITS, TOOLKIT_VERSION,
-    HOST_COMPILER, BUILD_TOOLS, DEEPSPEED_OPS, COLLECTIVES, SHARED_MEMORY, PROCESS_LIMITS, DISK_SPACE, WRITE_SPEED,
-    PORTS, HOST_NAMES, STALE_SETTINGS,
-)  # fmt: skip
-CHECKS: Mapping[str, Check] = {check.name: check for check in _ORDER}
-FAST: tuple[Check, ...] = tuple(check for check in _ORDER if check.fast)
+# name, title, seconds after which it is given up, function; in the order in which they are shown.
+_TABLE = (
+    Check("plan", "plan", 1.0, plan_blockers, needs="plan"),  # not fast: `trainkit run` shows the blockers itself
+    Check("container", "container", 12.0, containers.container, fast=True, needs="container"),
+    Check("interpreter", "interpreter", 3.0, packages.interpreter, fast=True),
+    Check("packages", "packages", 8.0, packages.packages),
+    Check("cuda-libraries", "CUDA libraries", 6.0, packages.cuda_libraries, needs="cuda"),
+    Check("driver", "NVIDIA driver", 4.0, gpus.driver, fast=True, needs="cuda"),
+    Check("gpu-health", "GPU health", 2.0, gpus.health, fast=True, needs="cuda"),
+    Check("toolkits", "CUDA toolkits", 10.0, compilers.toolkits, needs="compiles_cuda"),
+    Check("toolkit-version", "CUDA of torch and toolkit", 10.0, compilers.toolkit_version, needs="compiles_cuda"),
+    Check("host-compiler", "compiler for CUDA", 10.0, compilers.host_compiler, needs="compiles_cuda"),
+    Check("build-tools", "build tools", 15.0, compilers.build_tools, needs="builds"),
+    Check("deepspeed-ops", "DeepSpeed ops", compilers.OPS_LIMIT + 1, compilers.deepspeed_ops, needs="builds_ops"),
+    Check("collectives", "collectives", network.COLLECTIVES_LIMIT + 1, network.collectives, needs="several"),
+    Check("shared-memory", "shared memory", 2.0, limits.shared_memory, fast=True),
+    Check("limits", "file and process limits", 2.0, limits.processes, fast=True),
+    Check("disk-space", "disk space", 3.0, limits.disk_space, fast=True),
+    Check("write-speed", "write speed", 8.0, limits.write_speed),
+    Check("ports", "ports", 3.0, network.ports, fast=True),
+    Check("host-names", "host names", network.NAMES_LIMIT + 1, network.host_names, needs="several"),
+    Check("settings", "stale settings", 3.0, stale_settings.settings, fast=True),
+)
+CHECKS: Mapping[str, Check] = {check.name: check for check in _TABLE}
+FAST: tuple[Check, ...] = tuple(check for check in _TABLE if check.fast)
 
 
 def examine(
@@ -121,7 +128,5 @@ def examine_before_run(checks: Iterable[Check], facts: Facts, target: Target) ->
 
 
 def checks_for(target: Target) -> tuple[Check, ...]:
-    """All of them; that of the plan only where there is one, and that of its container only where it has one."""
-    boxed = target.plan is not None and target.plan.container is not None
-    left = {*(() if target.plan else (PLAN_BLOCKERS,)), *(() if boxed else (CONTAINER,))}
-    return tuple(check for check in _ORDER if check not in left)
+    """All of them; those of the plan and of its container only where there is one."""
+    return tuple(each for each in _TABLE if each.needs not in ("plan", "container") or getattr(target, each.needs))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def _memory_limits(root: Path) -> list[tuple[Path, int, int]]:
 def text(path: Path) -> str:
     """What a file holds, without white space around it; empty where there is no such file."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -187,6 +188,11 @@ def probe_torch(path: Iterable[str] | None = None) -> Mapping[str, TorchBuild | 
             assigned = dict(_ASSIGNED.findall(Path(folder or ".", "torch", "version.py").read_text()))
             return {"torch": TorchBuild(assigned.get("__version__", ""), assigned.get("cuda"), assigned.get("hip"))}
     return {"torch": None}
+
+
+def cxx(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The C++ compiler that torch builds with, as words (torch/utils/cpp_extension.py, get_cxx_compiler)."""
+    return tuple(shlex.split(environ.get("CXX", ""))) or ("c++",)
 
 
 def compile_backends() -> tuple[str, ...]:

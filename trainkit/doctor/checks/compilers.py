@@ -1,4 +1,4 @@
-"""The CUDA toolkits: whether PATH, CUDA_HOME and LD_LIBRARY_PATH agree on one, and whether it is that of torch."""
+"""What is compiled here and with what: CUDA toolkits, the compilers that fit them, build tools, DeepSpeed's ops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, requirement_level, skipped
+from trainkit.doctor.check import Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import release
+from trainkit.machine.host import cxx, text
 
 # Major versions within which DeepSpeed takes any minor one (deepspeed/ops/op_builder/builder.py,
 # cuda_minor_mismatch_ok); torch refuses another major and only warns of another minor (torch/utils/cpp_extension.py).
@@ -25,43 +26,59 @@ PLACES = (
     "usr/lib/nvidia-cuda-toolkit",
     "opt/nvidia/hpc_sdk/*/*/cuda/*",
 )
-_RELEASE = re.compile(r"release (\d+\.\d+)(?:, V([\d.]+))?")
+_RELEASE = re.compile(r"release (\d+\.\d+)")
 _RUNTIME = re.compile(r"libcudart\.so\.(\d+(?:\.\d+)*)$")
-NVCC_SECONDS = 5.0
+VERSION_SECONDS, COMPILE_SECONDS = 5.0, 10.0  # for a compiler to say its version, and to compile a few lines
+OPS_LIMIT = 15.0
+# The text of a program that uses the C++ library.
+PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
+GUIDE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compiler-support-policy"
+# CUDA version, from the oldest that the oldest torch of ours is built for -> newest major version of gcc and of clang. The guide's policy: nvcc looks at the major version alone.
+# Where the guide of a first release says less than the header of a later update, this is what nvcc enforces.
+NEWEST: Mapping[str, tuple[int, int]] = {
+    "11.8": (11, 14),
+    "12.0": (12, 14), "12.1": (12, 15), "12.2": (12, 16), "12.3": (12, 16), "12.4": (13, 17),
+    "12.5": (13, 17), "12.6": (13, 18), "12.8": (14, 19), "12.9": (14, 19),
+    "13.0": (15, 20),
+}  # fmt: skip
+_GNU = re.compile(r"#if\s+__GNUC__\s*>\s*(\d+)")
+_CLANG = re.compile(r"#if\s+\(__clang_major__\s*>=\s*(\d+)\)")
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
+OLDEST_SUGGESTED = 9  # torch's headers are C++17
+_WRAPPERS = ("ccache", "sccache")
 
 
-def agreement(host: Host, target: Target) -> list[Finding]:
-    """Toolkits that do not answer, settings that disagree or lead nowhere, else the list."""
-    toolkits, found = find_toolkits(host), list(_absent(host))
-    chosen = picks(host, toolkits)
-    if not toolkits and not chosen:
+def toolkits(host: Host, target: Target) -> list[Finding]:
+    """Whether PATH, CUDA_HOME and LD_LIBRARY_PATH agree on one toolkit, and whether each toolkit answers."""
+    installed, found = find_toolkits(host), list(_absent(host))
+    chosen = picks(host, installed)
+    if not installed and not chosen:
         return found or [skipped("no CUDA toolkit is installed")]
     build = host.facts.torch
-    listed = (*(each.label for each in toolkits), *(each.label for each in chosen))
+    listed = (*(each.label for each in installed), *(each.label for each in chosen))
     if build and not build.cuda:
-        return found or [ok(f"{len(toolkits)} installed; {build.label}, uses none", *listed)]
-    newest = next((each for each in reversed(toolkits) if has_headers(each.home)), None)
-    right = fitting(toolkits, build.cuda) if build and build.cuda else newest
+        return found or [ok(f"{len(installed)} installed; {build.label}, uses none", *listed)]
+    newest = next((each for each in reversed(installed) if has_headers(each.home)), None)
+    right = fitting(installed, build.cuda) if build and build.cuda else newest
     fix = exports(host, right) if right else ()
-    level = requirement_level(target)
-    for toolkit in toolkits:
+    for toolkit in installed:
         if not toolkit.version:
             look = f"{toolkit.root}/bin/nvcc --version      # should print its release"
             what = f"nvcc of {toolkit.root} does not print its version"
             found.append(Finding("warning", what, (toolkit.why,), (look,)))
-    if (pick := torch_pick(host, toolkits)) and pick.toolkit is None:
+    if (pick := torch_pick(host, installed)) and pick.toolkit is None:
         what = f"torch would look for a CUDA toolkit by {pick.by} and find none"
-        found.append(Finding(level, what, (pick.label,), fix or ("unset CUDA_HOME CUDA_PATH",)))
+        found.append(Finding(target.required, what, (pick.label,), fix or ("unset CUDA_HOME CUDA_PATH",)))
     elif pick and not has_headers(pick.folder):
         what = f"torch would compile with the toolkit in {pick.folder}, which has no CUDA headers"
         evidence = (pick.label, f"missing: {pick.folder}/include/cuda_runtime.h")
-        found.append(Finding(level, what, evidence, fix))
+        found.append(Finding(target.required, what, evidence, fix))
     if len({each.version for each in chosen if each.version}) > 1:
         names = " and ".join((", ".join(each.by for each in chosen[:-1]), chosen[-1].by))
-        found.append(Finding(level, f"{names} pick different CUDA toolkits", listed, fix))
-    if len(toolkits) == 1:
-        return found or [ok(toolkits[0].label, *listed)]
-    return found or [Finding("note", f"{len(toolkits)} toolkits are installed", listed, fix)]
+        found.append(Finding(target.required, f"{names} pick different CUDA toolkits", listed, fix))
+    if len(installed) == 1:
+        return found or [ok(installed[0].label, *listed)]
+    return found or [Finding("note", f"{len(installed)} toolkits are installed", listed, fix)]
 
 
 def _absent(host: Host) -> Iterator[Finding]:
@@ -73,22 +90,22 @@ def _absent(host: Host) -> Iterator[Finding]:
         yield Finding("note", "LD_LIBRARY_PATH names folders that are not there", tuple(absent), (fix,))
 
 
-def version(host: Host, target: Target) -> Finding:
-    """The same version, one that will do, or one that torch or DeepSpeed refuses."""
-    build, level = host.facts.torch, requirement_level(target)
+def toolkit_version(host: Host, target: Target) -> Finding:
+    """Whether the toolkit that torch would compile with is of torch's CUDA, or of one that torch and DeepSpeed take."""
+    build, level = host.facts.torch, target.required
     if build is None:
         return skipped("torch is not installed")
     if not build.cuda:
         return skipped(f"{build.label}: no CUDA extension is compiled")
-    cuda, toolkits = build.cuda, find_toolkits(host)
-    right = fitting(toolkits, cuda)
+    cuda, installed = build.cuda, find_toolkits(host)
+    right = fitting(installed, cuda)
     exact = right is not None and (right.version == cuda or release(cuda)[0] in MINORS_MIX)
     fix: tuple[str, ...] = (  # as the CUDA Installation Guide for Linux and conda's nvidia channel name the packages
         f"sudo apt-get install cuda-toolkit-{cuda.replace('.', '-')}      # from NVIDIA's repository",
         f"conda install -c nvidia cuda-toolkit={cuda}      # without root",
     )
     fix = exports(host, right) if right is not None and exact else fix
-    pick = torch_pick(host, toolkits)
+    pick = torch_pick(host, installed)
     if pick is None or pick.toolkit is None:
         what = "no CUDA toolkit is found, so no CUDA extension can be compiled (DeepSpeed's ops, apex)"
         return Finding(level, what, (build.label,), fix)
@@ -118,7 +135,6 @@ class Toolkit:
 
     @property
     def names(self) -> tuple[Path, ...]:
-        """All names of the folder, its own first."""
         return (self.root, *self.also)
 
     @property
@@ -128,7 +144,6 @@ class Toolkit:
 
     @property
     def label(self) -> str:
-        """For people."""
         names = f" (also {', '.join(map(str, self.also))})" if self.also else ""
         return f"CUDA {self.version or 'of unknown version'}: {self.root}{names}"
 
@@ -149,7 +164,6 @@ class Pick:
 
     @property
     def label(self) -> str:
-        """For people."""
         return f"{self.by} picks {self.value}" + (f" (CUDA {self.version})" if self.version else " (no toolkit there)")
 
 
@@ -176,7 +190,7 @@ def find_toolkits(host: Host) -> tuple[Toolkit, ...]:
         # Its own folder comes first among the names: links to it may be changed to another.
         home = compiler.parent.parent
         root = home if home in folders or (home / "bin" / "nvcc").exists() else folders[0]
-        done = host.run((str(root / "bin" / "nvcc"), "--version"), NVCC_SECONDS)
+        done = host.run((str(root / "bin" / "nvcc"), "--version"), VERSION_SECONDS)
         match = _RELEASE.search(done.output)
         also = tuple(folder for folder in folders if folder != root)
         found.append(Toolkit(root, match[1], "", also) if match else Toolkit(root, "", done.said, also))
@@ -247,73 +261,21 @@ def fitting(toolkits: tuple[Toolkit, ...], cuda: str) -> Toolkit | None:
     return next(reversed(same or major), None)
 
 
-TOOLKITS = Check("toolkits", "CUDA toolkits", 10.0, agreement, needs="compiles_cuda")
-TOOLKIT_VERSION = Check("toolkit-version", "CUDA of torch and toolkit", 10.0, version, needs="compiles_cuda")
-
-
-ASK_SECONDS, COMPILER_SECONDS = 10.0, 5.0
-OPS_LIMIT = 16.0
-# The ops that trainkit's plans build, and what for.
-USES: Mapping[str, str] = {
-    "async_io": "offload to NVMe",
-    "cpu_adam": "AdamW on the CPU",
-    "shm_comm": "collectives of ranks on the CPU",
-    "fused_adam": "AdamW on cards",
-}
-ANYWHERE = ("async_io", "cpu_adam")  # the others exist for one kind of device only
-INSTALL_LIBAIO = "sudo apt-get install libaio-dev      # dnf: libaio-devel"
-# What DeepSpeed's async_io is checked with by DeepSpeed itself (ops/op_builder/async_io.py): a call that must link.
-LIBAIO = "#include <libaio.h>\nint main() { io_context_t context = 0; return io_setup(1, &context); }\n"
-PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
-SOURCE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compiler-support-policy"
-# CUDA version -> newest major version of gcc and of clang. The guide's policy: nvcc looks at the major version alone.
-# Where the guide of a first release says less than the header of a later update, this is what nvcc enforces.
-NEWEST: Mapping[str, tuple[int, int]] = {
-    "10.0": (7, 6), "10.1": (8, 8), "10.2": (8, 8),
-    "11.0": (9, 9), "11.1": (10, 10), "11.2": (10, 11), "11.3": (10, 11), "11.4": (11, 12),
-    "11.5": (11, 12), "11.6": (11, 13), "11.7": (11, 13), "11.8": (11, 14),
-    "12.0": (12, 14), "12.1": (12, 15), "12.2": (12, 16), "12.3": (12, 16), "12.4": (13, 17),
-    "12.5": (13, 17), "12.6": (13, 18), "12.8": (14, 19), "12.9": (14, 19),
-    "13.0": (15, 20),
-}  # fmt: skip
-_GNU = re.compile(r"#if\s+__GNUC__\s*>\s*(\d+)")
-_CLANG = re.compile(r"#if\s+\(__clang_major__\s*>=\s*(\d+)\)")
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-# torch's headers are C++17; those of a torch for CUDA 10, which takes no newer one than 8, are C++14.
-OLDEST_SUGGESTED, OLDEST_FOR_CUDA_10 = 9, 5
-_WRAPPERS = ("ccache", "sccache")
-
-
 def build_tools(host: Host, target: Target) -> list[Finding]:
     """Each tool that is missing or does not work, else their list."""
-    if not (target.anything or target.ops or target.compiles):
-        return [skipped("the plan builds nothing")]
-    level = requirement_level(target)
-    offloads = target.anything or "async_io" in target.ops
-    compiler = list(_compiler(host, level))
-    found, header = [*compiler], host.headers / "Python.h"
+    found, level, header = list(_compiler(host, target.required)), target.required, host.headers / "Python.h"
     if not header.is_file():
         version = ".".join(host.facts.python.split(".")[:2])
         fix = f"sudo apt-get install python{version}-dev      # dnf: python{version}-devel"
         found.append(Finding(level, "the headers of this interpreter are missing", (f"missing: {header}",), (fix,)))
-    if target.anything or target.ops:
+    if target.builds_ops:
         found += _ninja(host, level)
-    if not compiler and offloads and (why := trial(host, LIBAIO, "-laio")):
-        flags = "CFLAGS=-I$CONDA_PREFIX/include LDFLAGS=-L$CONDA_PREFIX/lib"
-        conda = f"conda install -c conda-forge libaio && export {flags}"
-        what = "libaio cannot be linked, which offload to NVMe requires"
-        found.append(Finding(level, what, (why,), (INSTALL_LIBAIO, conda)))
-    more = ", ninja and libaio" if offloads else " and ninja" if target.ops else ""
-    return found or [ok(f"a C++ compiler, Python's headers{more} work")]
-
-
-def cxx(host: Host) -> tuple[str, ...]:
-    """The compiler that torch builds with (torch/utils/cpp_extension.py, get_cxx_compiler)."""
-    return tuple(shlex.split(host.environ.get("CXX", ""))) or ("c++",)
+    ninja = " and ninja" if target.builds_ops else ""
+    return found or [ok(f"a C++ compiler, Python's headers{ninja} work")]
 
 
 def _compiler(host: Host, level: Level) -> Iterator[Finding]:
-    name = cxx(host)[0]
+    name = cxx(host.environ)[0]
     by = "CXX" if host.environ.get("CXX") else "PATH"
     path = Path(name) if os.path.isabs(name) else host.which(name)  # noqa: PTH117 - a name or a path
     if path is None or not path.exists():
@@ -321,7 +283,7 @@ def _compiler(host: Host, level: Level) -> Iterator[Finding]:
         if by == "CXX":
             fix.insert(0, "unset CXX      # or set it to a compiler that is there")
         yield Finding(level, f"there is no C++ compiler: {name} is not found by {by}", _path(host), tuple(fix))
-    elif why := trial(host, PLAIN):
+    elif why := trial(host):
         reinstall = "sudo apt-get install --reinstall g++ libstdc++-dev"
         yield Finding(level, f"{path} cannot build a one-line program", (why,), (reinstall,))
 
@@ -330,15 +292,14 @@ def _path(host: Host) -> tuple[str, ...]:
     return (f"PATH={host.environ.get('PATH', '')}",)
 
 
-def trial(host: Host, source: str, *libraries: str) -> str:
+def trial(host: Host) -> str:
     """Compile and link a program with the flags of the environment; what the compiler said if it fails."""
     environ = host.environ
     with tempfile.TemporaryDirectory(prefix="trainkit-doctor-", dir=environ.get("TMPDIR")) as folder:
         program = Path(folder, "trial.cpp")
-        program.write_text(source)
+        program.write_text(PLAIN)
         flags = (*shlex.split(environ.get("CFLAGS", "")), str(program), "-o", str(Path(folder, "trial")))
-        argv = (*cxx(host), *flags, *shlex.split(environ.get("LDFLAGS", "")), *libraries)
-        done = host.run(argv, ASK_SECONDS)
+        done = host.run((*cxx(environ), *flags, *shlex.split(environ.get("LDFLAGS", ""))), COMPILE_SECONDS)
     if done.fine:
         return ""
     errors = (line for line in done.errors.splitlines() if "error" in line or "cannot find" in line)
@@ -349,7 +310,7 @@ def _ninja(host: Host, level: Level) -> Iterator[Finding]:
     """torch starts `ninja` by PATH; pip puts it beside the interpreter, which need not be on PATH."""
     beside = Path(host.facts.executable).parent / "ninja"
     if host.which("ninja") is not None:
-        done = host.run(("ninja", "--version"), ASK_SECONDS)
+        done = host.run(("ninja", "--version"), COMPILE_SECONDS)
         if not done.fine:
             reinstall = f"{host.pip} install --force-reinstall ninja"
             yield Finding(level, "ninja is installed and does not work", (done.said,), (reinstall,))
@@ -364,35 +325,42 @@ def _ninja(host: Host, level: Level) -> Iterator[Finding]:
 
 def deepspeed_ops(host: Host, target: Target) -> list[Finding]:
     """What DeepSpeed cannot build, each op for itself; what it can, together."""
-    if not (target.anything or target.ops):  # only some offloads compile any
-        return [skipped("the plan compiles none of DeepSpeed's ops")]
+    from trainkit.trainer.perf.build_ops import OPS  # with importlib.metadata, which checks before a run do not load
+
     version = host.facts.packages.get("deepspeed")
     if version is None:
         return [skipped("DeepSpeed is not installed")]
-    level, environ = requirement_level(target), dict(host.environ)
+    environ = dict(host.environ)
     if target.plan is not None and not target.cuda:
         environ["DS_ACCELERATOR"] = "cpu"  # as the plan sets it
-    program = (host.facts.executable, "-P", "-m", "trainkit.doctor.ask_deepspeed", *(target.ops or ANYWHERE))
-    done = host.run(program, OPS_LIMIT - 1, environ=environ)
+    ops = target.ops or ("async_io", "cpu_adam")  # the others exist for one kind of device only
+    program = ("-P", "-m", "trainkit.trainer.perf.build_ops", "--ask", "--ops", ",".join(ops))
+    done = host.run((host.facts.executable, *program), OPS_LIMIT, environ=environ)
     if not done.fine:
         look = f"{host.python} -c 'import deepspeed'"
-        return [Finding(level, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
+        return [Finding(target.required, f"DeepSpeed {version} cannot be imported", (done.said,), (look,))]
     found, fine = [], []
-    for op, answer in json.loads(done.output).items():
-        name = f"{op} ({USES[op]})" if op in USES else op
+    for name, answer in json.loads(done.output).items():
+        op = OPS[name]
+        named = f"{name} ({op.use})" if op.use else name
         if answer["compatible"]:
-            fine.append(name)
+            fine.append(named)
             continue
-        fix = (*([INSTALL_LIBAIO] if op == "async_io" else []), "ds_report      # DeepSpeed's own account")
+        fix = ["ds_report      # DeepSpeed's own account"]
+        if op.library:
+            library, apt, dnf = op.library
+            flags = "CFLAGS=-I$CONDA_PREFIX/include LDFLAGS=-L$CONDA_PREFIX/lib"
+            conda = f"conda install -c conda-forge {library} && export {flags}"
+            fix = [f"sudo apt-get install {apt}      # dnf: {dnf}", conda, *fix]
         evidence = (answer["said"],) if answer["said"] else ()
-        found.append(Finding(level, f"DeepSpeed {version} cannot build {name}", evidence, fix))
+        found.append(Finding(target.required, f"DeepSpeed {version} cannot build {named}", evidence, tuple(fix)))
     builds = f"DeepSpeed {version} can build {', '.join(fine)}; compiled before the first run that needs it"
     return [*([ok(builds)] if fine else []), *found]
 
 
 def ask(host: Host, path: Path) -> tuple[str, str, str]:
     """What a compiler says of itself: gcc, clang or nothing known; its version; the first line of its --version."""
-    done = host.run((str(path), "--version"), COMPILER_SECONDS)
+    done = host.run((str(path), "--version"), VERSION_SECONDS)
     line = done.output.strip().splitlines()[0] if done.fine and done.output.strip() else done.said
     gcc = done.fine and ("GCC" in line or "Free Software" in done.output)
     kind = "clang" if "clang" in line else "gcc" if gcc else ""
@@ -408,19 +376,19 @@ def newest(toolkit: Toolkit, kind: str) -> tuple[int, str]:
     The toolkit's own header is what nvcc enforces; NVIDIA's table is for toolkits without it.
     """
     header = toolkit.root / "include" / "crt" / "host_config.h"
-    text = content(header)
-    if kind == "gcc" and (match := _GNU.search(text)):
+    limits = text(header)
+    if kind == "gcc" and (match := _GNU.search(limits)):
         return int(match[1]), str(header)
-    if kind == "clang" and (match := _CLANG.search(text)):
+    if kind == "clang" and (match := _CLANG.search(limits)):
         return int(match[1]) - 1, str(header)
     if kind and toolkit.version in NEWEST:
-        return NEWEST[toolkit.version][0 if kind == "gcc" else 1], SOURCE
+        return NEWEST[toolkit.version][0 if kind == "gcc" else 1], GUIDE
     return 0, ""
 
 
 def host_compiler(host: Host, target: Target) -> Finding:
     """Whether the C++ compiler that nvcc would use is too new for the CUDA toolkit, unknown, or fine."""
-    build, level = host.facts.torch, requirement_level(target)
+    build, level = host.facts.torch, target.required
     if build and not build.cuda:
         return skipped(f"{build.label}: no CUDA extension is compiled")
     pick = torch_pick(host, find_toolkits(host))
@@ -459,8 +427,7 @@ def used_compiler(host: Host) -> tuple[str, Path | None]:
 def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[str, ...]:
     """An older compiler that is here already, else how to get one."""
     plus = {"gcc": "g++", "clang": "clang++"}[kind]
-    oldest = OLDEST_SUGGESTED if limit >= OLDEST_SUGGESTED else OLDEST_FOR_CUDA_10
-    for major in range(limit, oldest - 1, -1):
+    for major in range(limit, OLDEST_SUGGESTED - 1, -1):
         older, older_plus = host.which(f"{kind}-{major}"), host.which(f"{plus}-{major}")
         if older and older_plus and release(ask(host, older)[1]) < (limit + 1,):
             c, cxx, bin_folder = (shlex.quote(str(path)) for path in (older, older_plus, toolkit / "bin"))
@@ -468,8 +435,3 @@ def _older_compiler(host: Host, kind: str, limit: int, toolkit: Path) -> tuple[s
             return f"export CC={c} CXX={cxx}", f"{links}      # or for every user"
     install = f"sudo apt-get install gcc-{limit} g++-{limit}      # conda: install -c conda-forge gxx_linux-64={limit}"
     return install, f"export CC=gcc-{limit} CXX=g++-{limit}"
-
-
-HOST_COMPILER = Check("host-compiler", "compiler for CUDA", 10.0, host_compiler, needs="compiles_cuda")
-BUILD_TOOLS = Check("build-tools", "build tools", 15.0, build_tools)
-DEEPSPEED_OPS = Check("deepspeed-ops", "DeepSpeed ops", OPS_LIMIT, deepspeed_ops)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Done, Finding, Host, Level, Target, ok, skipped
+from trainkit.doctor.check import Done, Finding, Host, Target, ok
 from trainkit.doctor.checks.gpus import OLDEST, SOURCE, driver_version
 from trainkit.machine.facts import at_least, release
 from trainkit.recipe.schema import Apptainer, Docker, Image, Podman, Pyxis
@@ -27,12 +27,15 @@ _REQUIRED = re.compile(r"^NVIDIA_REQUIRE_CUDA=.*?cuda>=(\d+\.\d+)", re.MULTILINE
 
 def container(host: Host, target: Target) -> Finding | list[Finding]:
     """The first thing that is missing of engine and image; each folder that is; a driver that is too old."""
-    box = target.recipe.container if target.recipe else None
-    if not isinstance(box, Image):
-        return skipped("no recipe with a container is named")
+    assert target.recipe is not None
+    box = target.recipe.container
+    assert isinstance(box, Image)
     found = [*_folders(host, box)]
     if host.which("srun" if isinstance(box, Pyxis) else box.kind) is None:
-        return [*found, Finding("problem", f"{box.kind} is not on PATH here", (), (_install(box),))]
+        fix = f"{box.kind} --version      # install it, or choose another container.kind"
+        if isinstance(box, Pyxis):
+            fix = "srun --version      # inside of a Slurm cluster whose Slurm has the plugin pyxis"
+        return [*found, Finding("problem", f"{box.kind} is not on PATH here", (), (fix,))]
     if isinstance(box, Pyxis):
         return [*found, *_pyxis(host)] or ok("srun takes pyxis's words")
     if isinstance(box, Apptainer) and "://" not in box.image and not Path(box.image).exists():
@@ -73,12 +76,6 @@ def _failed(box: Image, done: Done) -> Finding:
     return Finding("problem", f"{box.kind} cannot describe the image {box.image}", (said,))
 
 
-def _install(box: Image) -> str:
-    if isinstance(box, Pyxis):
-        return "srun --version      # inside of a Slurm cluster whose Slurm has the plugin pyxis"
-    return f"{box.kind} --version      # install it, or choose another container.kind"
-
-
 def variables(output: str) -> str:
     """The image's variables, one `NAME=value` in a line, from what the engine prints (JSON of docker and podman)."""
     try:
@@ -100,20 +97,11 @@ def _driver(host: Host, target: Target, said: str) -> Iterator[Finding]:
     if not target.cuda or not cuda or not driver:
         return
     oldest, newest = OLDEST.get(release(cuda)[0]), host.facts.cuda_driver
-    evidence = [f"driver {driver}", f"the image has CUDA {cuda}", SOURCE]
+    evidence = (f"driver {driver}", f"the image has CUDA {cuda}", SOURCE)
     if oldest and not at_least(driver, oldest):
         what = f"driver {driver} is too old for the image's CUDA {cuda}, which requires {oldest} or newer"
-        yield _finding("problem", what, evidence, "install a newer driver, or take an image of an older CUDA")
+        yield Finding("problem", what, evidence, ("install a newer driver, or take an image of an older CUDA",))
     elif newest and release(newest)[:2] < release(cuda)[:2]:
         what = f"the image's CUDA {cuda} is newer than the driver's {newest}: code compiled at run time may not load"
-        fix = (
-            "a driver for it, or an image with NVIDIA's compatibility libraries (container.entrypoint: image uses them)"
-        )
-        yield _finding("warning", what, evidence, fix)
-
-
-def _finding(level: Level, what: str, evidence: Sequence[str], fix: str) -> Finding:
-    return Finding(level, what, tuple(evidence), (fix,))
-
-
-CONTAINER = Check("container", "container", SECONDS + 2, container, fast=True)
+        libraries = "an image with NVIDIA's compatibility libraries (container.entrypoint: image uses them)"
+        yield Finding("warning", what, evidence, (f"a driver for it, or {libraries}",))

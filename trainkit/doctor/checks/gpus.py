@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
+from trainkit.doctor.check import Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import Gpu, TorchBuild, at_least, release
+from trainkit.machine.host import text
 from trainkit.text import GIB, counted, format_size
 
 # CUDA major version -> oldest driver on Linux that runs all its minor versions, by SOURCE
@@ -18,31 +19,31 @@ NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI vendor, class of display controllers
 MUCH = GIB  # of a card's memory in a process that is not ours
 
 
-def check_driver(host: Host, target: Target) -> Finding:
+def driver(host: Host, target: Target) -> Finding:
     """Missing, not answering, too old, or fine."""
-    driver, build = driver_version(host), host.facts.torch
+    version, build = driver_version(host), host.facts.torch
     blind = host.facts.notes.get("nvidia")  # why NVML shows no card of a loaded driver
     if note := host.facts.notes.get("gpus"):
         # A library that is newer than the loaded module is what an upgrade without a reboot leaves.
-        evidence = (f"NVML: {note}", f"kernel module: {driver or 'not loaded'}")
+        evidence = (f"NVML: {note}", f"kernel module: {version or 'not loaded'}")
         fix = (
             "sudo reboot      # after an upgrade of the driver; `nvidia-smi` must answer",
             "sudo nvidia-smi -pm 1      # where it answers, but only after seconds: keeps the cards awake",
         )
         return Finding("problem", "the driver does not answer", evidence, fix)
-    if not driver:
+    if not version:
         return _absent(host)
     if not host.facts.gpus and blind:
         look = "nvidia-smi      # in a container: docker run --gpus all …"
-        return Finding("warning", f"driver {driver} is loaded, but {blind}", (), (look,))
-    return _judged(host, driver, build) if build else skipped(f"driver {driver}; torch is not installed")
+        return Finding("warning", f"driver {version} is loaded, but {blind}", (), (look,))
+    return _judged(host, version, build) if build else skipped(f"driver {version}; torch is not installed")
 
 
 def driver_version(host: Host) -> str:
     """From NVML, else from the kernel module; empty where none is loaded."""
     if host.facts.driver:
         return host.facts.driver
-    match = _VERSION.search(content(host.under(VERSION_FILE)))
+    match = _VERSION.search(text(host.under(VERSION_FILE)))
     return match[1] if match else ""
 
 
@@ -50,7 +51,7 @@ def _absent(host: Host) -> Finding:
     """The PCI bus shows cards without a driver too."""
     cards = []
     for device in sorted(host.root.glob("sys/bus/pci/devices/*")):
-        vendor, kind = (content(device / name).strip() for name in ("vendor", "class"))
+        vendor, kind = (text(device / name) for name in ("vendor", "class"))
         if vendor == NVIDIA and kind.startswith(DISPLAY):
             cards.append(f"{device.name}: vendor {vendor}, class {kind}")
     if not cards:
@@ -85,7 +86,7 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
     return Finding(level, what, (*evidence, *compat, SOURCE), tuple(fix))
 
 
-def check_health(host: Host, target: Target) -> Finding | list[Finding]:
+def health(host: Host, target: Target) -> Finding | list[Finding]:
     """What is wrong with each card that the plan uses, or with any."""
     cards = list(host.facts.gpus)
     if target.plan:
@@ -151,7 +152,3 @@ def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
         what = f"{format_size(taken)} of {label} are in use, and no process is visible"
         fix = f"sudo fuser -v /dev/nvidia{gpu.index}      # from outside the container: it sees processes of others"
         yield Finding("warning", what, (free,), (fix,))
-
-
-GPU_HEALTH = Check("gpu-health", "GPU health", 2.0, check_health, fast=True, needs="cuda")
-DRIVER = Check("driver", "NVIDIA driver", 4.0, check_driver, fast=True, needs="cuda")

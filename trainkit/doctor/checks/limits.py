@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
+from trainkit.doctor.check import Finding, Host, Level, Target, ok, skipped
 from trainkit.files import room_for_sockets
+from trainkit.machine.host import CGROUPS, cgroups, number
 from trainkit.text import GIB, MIB, format_size
 
 BLOCK, MOST, SECONDS = 4 * MIB, 64 * MIB, 2.0
@@ -87,10 +88,6 @@ def write_speed(host: Host, target: Target) -> Finding:
     return ok(f"{speed} at the run root", evidence)
 
 
-DISK_SPACE = Check("disk-space", "disk space", 3.0, disk_space, fast=True)
-WRITE_SPEED = Check("write-speed", "write speed", 8.0, write_speed)
-
-
 # The default of a container (https://docs.docker.com/reference/cli/docker/container/run/):
 # NCCL and torch's loader processes fail there with "Bus error" or "No space left on device".
 CONTAINER_SHM = 64 * MIB
@@ -142,20 +139,11 @@ def _processes(host: Host, target: Target) -> Iterator[Finding]:
 
 def _control_groups(host: Host) -> Iterator[tuple[int, str, str]]:
     """How many processes each control group around this process still permits, with evidence and fix."""
-    for line in content(host.under("/proc/self/cgroup")).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "pids"):  # the one hierarchy of version 2 has no name
-            continue
-        mount = host.under("/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/pids")
-        folder = mount / group.strip("/")
-        for each in (folder, *folder.parents):
-            if each != mount and mount not in each.parents:
-                continue
-            most, current = (content(each / name).strip() for name in ("pids.max", "pids.current"))
-            if most.isdigit() and current.isdigit():  # else this group has no such limit
-                left = int(most) - int(current)
-                evidence = f"{each}/pids.max and pids.current: {left} left"
-                yield left, evidence, "docker run --pids-limit=-1 …      # or your container's own setting"
+    for folder in (*cgroups(host.root, ""), *cgroups(host.root, "pids", f"{CGROUPS}/pids")):
+        most, current = number(folder / "pids.max"), number(folder / "pids.current")
+        if most is not None and current is not None:  # else this group has no such limit
+            evidence = f"{folder}/pids.max and pids.current: {most - current} left"
+            yield most - current, evidence, "docker run --pids-limit=-1 …      # or your container's own setting"
 
 
 def _locked(host: Host) -> Iterator[Finding]:
@@ -196,12 +184,8 @@ def shared_memory(host: Host, target: Target) -> Finding:
         return Finding("problem", "no room left", evidence, (listing, *SHM_FIX))
     if space.total <= CONTAINER_SHM:
         # whether it is enough depends on the batch and on the number of cards
-        level: Level = "problem" if target.anything else "warning"
+        level: Level = "problem" if target.plan is None else "warning"
         return Finding(level, "too small for many cards or for loader processes", evidence, SHM_FIX)
     if space.free < SHM_LOW:
         return Finding("warning", "little room for loader processes with large batches", evidence, (listing, *SHM_FIX))
     return ok(f"{format_size(space.free)} free in {path}")
-
-
-SHARED_MEMORY = Check("shared-memory", "shared memory", 2.0, shared_memory, fast=True)
-PROCESS_LIMITS = Check("limits", "file and process limits", 2.0, processes, fast=True)

@@ -10,16 +10,17 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from trainkit.doctor.all_reduce import LOOPBACK, unreachable
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, content, ok, skipped
+from trainkit.doctor.check import NEEDS, Finding, Host, Level, Target, ok, skipped
 from trainkit.errors import MachineError
+from trainkit.machine.host import text
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
 from trainkit.runner.rendezvous import free_port, taken
 
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group
-NAMES_LIMIT = 6.0
-COLLECTIVES_LIMIT = 17.0
+NAMES_LIMIT = 5.0
+COLLECTIVES_LIMIT = 16.0
 SECONDS = 8.0  # for the ranks; importing torch comes on top
 FIX: Mapping[str, tuple[str, ...]] = {
     "gloo": (
@@ -47,9 +48,9 @@ print(json.dumps(found))
 def ports(host: Host, target: Target) -> list[Finding]:
     """What is taken or scarce, else which port would be used."""
     plan = target.plan
-    if plan and plan.topology.world_size == 1 and plan.rendezvous == "auto":
-        return [skipped("one process needs no rendezvous")]
-    first, last = map(int, (content(host.under(RANGE)) or "32768 60999").split())  # else Linux's default
+    if plan and not target.several and plan.rendezvous == "auto":
+        return [skipped(NEEDS["several"])]
+    first, last = map(int, (text(host.under(RANGE)) or "32768 60999").split())  # else Linux's default
     found: list[Finding] = []
     if plan and plan.rendezvous != "auto" and target.node_rank == 0:
         found += _rendezvous(host, plan.rendezvous, first, last)
@@ -70,8 +71,8 @@ def ports(host: Host, target: Target) -> list[Finding]:
 
 def _rendezvous(host: Host, address: str, first: int, last: int) -> Iterator[Finding]:
     """The recipe's own port, where node 0 is this machine. first, last: of the ports of outgoing connections."""
-    node, _, text = address.rpartition(":")
-    port = int(text)
+    node, _, number = address.rpartition(":")
+    port = int(number)
     if is_here(node.strip("[]"), host.facts.hostname) and (why := taken(port)):
         look = (
             f"ss -ltnp 'sport = :{port}'      # who listens there",
@@ -100,11 +101,9 @@ def is_here(node: str, own_name: str) -> bool:
 def host_names(host: Host, target: Target) -> list[Finding]:
     """Each name that does not resolve, and a loopback that does not answer."""
     own, plan, found = host.facts.hostname, target.plan, []
-    if plan and plan.topology.world_size == 1:
-        return [skipped("one process looks up no name")]
     node_0 = plan.rendezvous.rpartition(":")[0].strip("[]") if plan and plan.rendezvous != "auto" else ""
     names = [name for name in dict.fromkeys((own, "localhost", node_0)) if name]
-    done = host.run((host.facts.executable, "-c", ASK, *names), NAMES_LIMIT - 1)
+    done = host.run((host.facts.executable, "-c", ASK, *names), NAMES_LIMIT)
     if not done.fine:
         what = f"the name service does not answer for {' and '.join(names)}"
         look = 'getent hosts "$(hostname)"      # should answer at once'
@@ -127,8 +126,6 @@ def host_names(host: Host, target: Target) -> list[Finding]:
 def collectives(host: Host, target: Target) -> list[Finding]:
     """One finding for each backend that would be used: gloo, NCCL where there are two cards."""
     plan = target.plan
-    if plan and target.ranks == 1 and plan.topology.nodes == 1:
-        return [skipped("one process has no collectives")]
     if "torch" not in host.facts.packages:
         return [skipped("torch is not installed")]
     several = len(allocation(host.facts)) > 1
@@ -141,7 +138,7 @@ def collectives(host: Host, target: Target) -> list[Finding]:
 def _tried(host: Host, target: Target, backend: str) -> Finding:
     # -P: a torch.py or random.py in the working folder must not be imported.
     program = (host.facts.executable, "-P", "-m", "trainkit.doctor.all_reduce", backend, f"{SECONDS:g}")
-    done = host.run(program, COLLECTIVES_LIMIT - 1, environ=_environment(host, target))
+    done = host.run(program, COLLECTIVES_LIMIT, environ=_environment(host, target))
     try:
         answer = json.loads(done.output)
     except ValueError:
@@ -168,8 +165,3 @@ def _environment(host: Host, target: Target) -> dict[str, str]:
     if target.plan:  # the same cards
         own |= {name: str(value) for name, value in target.plan.environment.set if name.startswith("CUDA_")}
     return kept | own | {"OMP_NUM_THREADS": "1"}
-
-
-COLLECTIVES = Check("collectives", "collectives", COLLECTIVES_LIMIT, collectives)
-PORTS = Check("ports", "ports", 3.0, ports, fast=True)
-HOST_NAMES = Check("host-names", "host names", NAMES_LIMIT, host_names)

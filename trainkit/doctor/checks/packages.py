@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainkit.doctor.check import Check, Finding, Host, Target, ok, skipped
+from trainkit.doctor.check import Finding, Host, Target, ok, skipped
 from trainkit.machine.facts import at_least, release
 from trainkit.machine.host import canonical, distributions
 from trainkit.optimizers import OPTIMIZERS
@@ -50,7 +50,7 @@ def packages(host: Host, target: Target) -> list[Finding]:
     required = {each.package: each.minimum for each in newest_first}
     judged = [name for name in dict.fromkeys((*required, *COMPANIONS)) if name in found]
     pip, findings = host.pip, []
-    if target.anything and "torch" not in found:  # with a recipe, the plan says what is missing
+    if target.plan is None and "torch" not in found:  # with a recipe, the plan says what is missing
         what = "torch is not installed: recipes can be checked and planned, and none can be run"
         findings.append(Finding("warning", what, (), (f"{pip} install 'trainkit[train]'",)))
     for name, minimum in required.items():
@@ -220,8 +220,3 @@ def _twice(host: Host) -> Iterator[Finding]:
         else:  # environments on top of others are made so on purpose
             what = f"{name} is there in two versions; the first one is imported"
             yield Finding("note", what, evidence, (f"unset PYTHONPATH      # or remove {name} from {found[0][1]}",))
-
-
-INTERPRETER = Check("interpreter", "interpreter", 3.0, interpreter, fast=True)
-PACKAGES = Check("packages", "packages", 8.0, packages)
-CUDA_LIBRARIES = Check("cuda-libraries", "CUDA libraries", 6.0, cuda_libraries, needs="cuda")

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from trainkit.doctor.check import Check, Finding, Host, Level, Target, ok
+from trainkit.doctor.check import Finding, Host, Level, Target, ok
 from trainkit.planner.env import LEAKS
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_values
 
@@ -60,7 +60,7 @@ STRAYS: tuple[Stray, ...] = (
 OWN = frozenset({"CUDA_VISIBLE_DEVICES"})
 
 
-def run(host: Host, target: Target) -> list[Finding]:
+def settings(host: Host, target: Target) -> list[Finding]:
     """What the plan keeps out (named, harmless here), what it lets through, and files that launchers read unasked."""
     found = [*_leaks(host, target), *_strays(host, target), *_files(host, target)]
     return found or [ok("nothing in the environment or the home folder changes a launch")]
@@ -119,6 +119,3 @@ def _files(host: Host, target: Target) -> Iterator[Finding]:
         if target.cuda and path.is_file():
             what = "NCCL reads it in every rank, and trainkit cannot keep it out"
             yield Finding("warning", what, (str(path),), (f"cat {shlex.quote(str(path))}      # still needed?",))
-
-
-STALE_SETTINGS = Check("settings", "stale settings", 3.0, run, fast=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -18,40 +20,60 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.errors import MachineError, TrainingError, TrainkitError, in_words
+from trainkit.machine.host import cxx
+from trainkit.runner.supervisor.processes import die_with_parent
 
-# Op name in a recipe or plan -> class of its builder in deepspeed.ops.op_builder
-BUILDERS: Mapping[str, str] = {
-    "shm_comm": "ShareMemCommBuilder",
-    "cpu_adam": "CPUAdamBuilder",
-    "async_io": "AsyncIOBuilder",
-    "fused_adam": "FusedAdamBuilder",
-    "cpu_adagrad": "CPUAdagradBuilder",
-    "cpu_lion": "CPULionBuilder",
-    "fused_lamb": "FusedLambBuilder",
-    "fused_lion": "FusedLionBuilder",
+
+class Op(NamedTuple):
+    """What DeepSpeed compiles. builder: its class in deepspeed.ops.op_builder; use: what it is for.
+
+    library: the system library that it is linked with, its package for apt and for dnf.
+    """
+
+    builder: str
+    use: str = ""
+    library: tuple[str, str, str] | None = None
+
+
+# By the names in a plan.
+OPS: Mapping[str, Op] = {
+    "shm_comm": Op("ShareMemCommBuilder", "collectives of ranks on the CPU"),
+    "cpu_adam": Op("CPUAdamBuilder", "AdamW on the CPU"),
+    "async_io": Op("AsyncIOBuilder", "offload to NVMe", ("libaio", "libaio-dev", "libaio-devel")),
+    "fused_adam": Op("FusedAdamBuilder", "AdamW on GPUs"),
+    "cpu_adagrad": Op("CPUAdagradBuilder"),
+    "cpu_lion": Op("CPULionBuilder"),
+    "fused_lamb": Op("FusedLambBuilder"),
+    "fused_lion": Op("FusedLionBuilder"),
 }
-# Op name -> the system library that it is linked with, and how to get that.
-LIBRARIES: Mapping[str, tuple[str, str]] = {
-    "async_io": ("libaio", "apt install libaio-dev, or dnf install libaio-devel; elsewhere set CFLAGS and LDFLAGS"),
-}
+
+
 YOUNG_SECONDS = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build what is missing. Exit code 4, and what is missing or what the compiler says, when one cannot be built."""
+    """Build what is missing. Exit code 4, and what is missing or what the compiler says, when one cannot be built.
+
+    With --ask build nothing, and write what DeepSpeed says of each as JSON.
+    """
     parser = argparse.ArgumentParser(prog="python -m trainkit.trainer.perf.build_ops", description=__doc__)
-    parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(BUILDERS)}")
+    parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(OPS)}")
+    parser.add_argument("--ask", action="store_true", help="only say which of them can be built")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that the run trains on")
     parser.add_argument("--capabilities", default="", help="of the GPUs that it uses, comma-separated: 8.0,9.0")
     asked = parser.parse_args(argv)
     names = [name for name in asked.ops.split(",") if name]
     try:
-        unknown = [name for name in names if name not in BUILDERS]
+        unknown = [name for name in names if name not in OPS]
         if unknown:
-            raise TrainingError(f"no DeepSpeed op is named {', '.join(unknown)}", hint=f"known: {', '.join(BUILDERS)}")
+            raise TrainingError(f"no DeepSpeed op is named {', '.join(unknown)}", hint=f"known: {', '.join(OPS)}")
+        if asked.ask:
+            die_with_parent()
+            sys.stdout.write(json.dumps(ask(names)) + "\n")
+            return 0
         build_missing(names, asked.device, asked.capabilities.replace(",", ";"))
     except TrainkitError as error:
         sys.stderr.write(in_words(error))
@@ -99,7 +121,7 @@ def _build(name: str, device: str, capabilities: str) -> str:
             raise _cannot_be_built(name, "torch sees no CUDA GPU", remedy)
         if capabilities:  # or else DeepSpeed asks the GPUs that it sees
             os.environ["TORCH_CUDA_ARCH_LIST"] = capabilities
-    compiler = os.environ.get("CXX", "c++")
+    compiler = cxx(os.environ)[0]
     if shutil.which(compiler) is None:
         raise _cannot_be_built(name, f"there is no compiler {compiler}", "install g++, or set CXX")
     with tempfile.TemporaryFile() as output:
@@ -107,9 +129,11 @@ def _build(name: str, device: str, capabilities: str) -> str:
             with _going_to(output.fileno()):
                 import deepspeed.ops.op_builder as builders
 
-                builder: Any = getattr(builders, BUILDERS[name])()
-                if name in LIBRARIES and not builder.is_compatible():  # which compiles a small trial program
-                    library, remedy = LIBRARIES[name]
+                op = OPS[name]
+                builder: Any = getattr(builders, op.builder)()
+                if op.library and not builder.is_compatible():  # which compiles a small trial program
+                    library, apt, dnf = op.library
+                    remedy = f"apt install {apt}, or dnf install {dnf}; elsewhere set CFLAGS and LDFLAGS"
                     raise _cannot_be_built(name, f"{library} or its headers are not found", remedy)
                 module: Any = builder.load(verbose=False)
         except TrainkitError:
@@ -119,6 +143,27 @@ def _build(name: str, device: str, capabilities: str) -> str:
             output_text = output.read().decode(errors="replace")
             raise _cannot_be_built(name, f"{error}\n{output_text}".strip()) from error
     return str(module.__file__)
+
+
+def ask(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Whether DeepSpeed itself says that it can build each op, and the first line of what else it says."""
+    answers = {}
+    with tempfile.TemporaryFile() as output, _going_to(output.fileno()):
+        import deepspeed.ops.op_builder as builders
+
+        for name in names:
+            begin = output.seek(0, os.SEEK_END)
+            try:
+                compatible, said = bool(getattr(builders, OPS[name].builder)().is_compatible(verbose=True)), ""
+            except Exception as error:  # noqa: BLE001 - builders raise whatever their compiler's driver raises
+                compatible, said = False, f"{type(error).__name__}: {error}"
+            sys.stdout.flush()
+            output.seek(begin)
+            for line in output.read().decode(errors="replace").splitlines():
+                # DeepSpeed colours its remarks, and labels each line of them.
+                said = said or re.sub(r"\x1b\[[0-9;]*m", "", line).replace("[WARNING]", "").strip()
+            answers[name] = {"compatible": compatible, "said": said}
+    return answers
 
 
 def _cannot_be_built(name: str, why: str, remedy: str = "") -> MachineError:
