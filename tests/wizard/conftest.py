@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from trainkit.cli.disk import Disk
+from trainkit.errors import Diagnostic
 from trainkit.machine.facts import Facts, Gpu
-from trainkit.wizard.question import AnswerError, Base, View
+from trainkit.wizard.question import Base, View
 from trainkit.wizard.session import Session, read_base
 
 GIGABYTE = 1024**3
@@ -86,7 +87,7 @@ def answered(session: Session, **typed: str) -> tuple[Session, list[str]]:
     while (question := session.question) is not None:
         topics.append(question.topic)
         outcome = session.answer(typed.get(question.topic, ""))
-        assert not isinstance(outcome, AnswerError), (question.topic, outcome)
+        assert not isinstance(outcome, Diagnostic), (question.topic, outcome)
         session = outcome
     assert typed.keys() <= set(topics)
     return session, topics

@@ -10,13 +10,13 @@ from typing import get_args
 import pytest
 
 from tests.wizard.conftest import Machine, Start, answered
+from trainkit.errors import Diagnostic
 from trainkit.machine.facts import GpuProcess
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import choices
 from trainkit.tools.builtin.memory import in_words, largest
-from trainkit.wizard.planner_check import check
-from trainkit.wizard.question import AnswerError, Question
+from trainkit.wizard.question import Question
 from trainkit.wizard.session import Session
 
 WRITE = 1  # the last question, whether to write the file
@@ -81,7 +81,7 @@ def test_any_other_kind_takes_at_most_twelve(
         topics.append(question.topic)
         most = question.choices[-1].word if question.topic == "offload" else typed.get(question.topic, "")
         outcome = session.answer(most or ("/nvme" if question.topic == "nvme" else ""))
-        if isinstance(outcome, AnswerError):  # a program that cannot have this strategy takes the one that is proposed
+        if isinstance(outcome, Diagnostic):  # a program that cannot have this strategy takes the one that is proposed
             outcome = session.answer("")
         assert isinstance(outcome, Session), (question.topic, outcome)
         session = outcome
@@ -140,7 +140,7 @@ def test_what_was_found_is_proposed(
 @pytest.mark.parametrize("kind", ["A100", "V100", "T4", "1660", "P100"])
 def test_the_format_that_is_proposed_is_what_auto_would_be(machine: Machine, start: Start, kind: str) -> None:
     _, question = to(start(machine(1, kind)), "precision")
-    found = check(start(machine(1, kind), {"precision.dtype": "auto", "devices.type": "cuda"}).view).plan
+    found = start(machine(1, kind), {"precision.dtype": "auto", "devices.type": "cuda"}).view.outcome.plan
     assert found is not None
     (settings,) = [file.content for file in found.files if file.path == "trainer.json"]
     assert json.loads(settings)["dtype"] == question.default
@@ -191,7 +191,7 @@ def test_an_unsound_choice_is_shown_with_its_reason_and_not_taken(machine: Machi
     assert "compute capability 8.0" in refused.refused
     assert question.choices[-1] == refused
     outcome = session.answer("bf16")
-    assert isinstance(outcome, AnswerError)
+    assert isinstance(outcome, Diagnostic)
     assert "compute capability 8.0" in outcome.what
     _, question = to(start(machine(2)), "launcher", where="1,0")
     assert words(question)["torchrun"]
@@ -231,7 +231,7 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 ) -> None:
     session, _ = to(start(machine(2)), topic)
     outcome = session.answer(typed)
-    assert isinstance(outcome, AnswerError)
+    assert isinstance(outcome, Diagnostic)
     assert says in outcome.what
     assert session.question == session.question
 
@@ -242,7 +242,7 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 def test_a_command_that_cannot_be_started_is_not_taken(machine: Machine, start: Start, typed: str, says: str) -> None:
     session, _ = to(start(machine(1)), "command", program="torch")
     outcome = session.answer(typed)
-    assert isinstance(outcome, AnswerError)
+    assert isinstance(outcome, Diagnostic)
     assert says in outcome.what
 
 

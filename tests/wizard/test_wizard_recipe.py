@@ -13,9 +13,8 @@ from trainkit.cli.machines import machine_facts, profiles
 from trainkit.planner.build import build_plan
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Resolved
-from trainkit.wizard.planner_check import check, resolve_text
-from trainkit.wizard.recipe_text import answers_text, compose, finish
-from trainkit.wizard.session import Session
+from trainkit.wizard.question import resolve_text
+from trainkit.wizard.session import Session, answers_text, compose, finish, read_given
 
 
 def written(session: Session, folder: Path, name: str = "mine.yaml") -> tuple[str, Resolved]:
@@ -121,7 +120,6 @@ def test_the_run_is_named_after_the_file(
 
 def test_kept_answers_are_the_same_answers_again(machine: Machine, start: Start, tmp_path: Path) -> None:
     session, _ = answered(start(machine(2)), strategy="zero2", offload="cpu", batch="64/4")
-    from trainkit.wizard.session import read_given
 
     (tmp_path / "kept.yaml").write_text(answers_text(session.view, "trainkit config"))
     given, _ = read_given("kept.yaml", (), session.view.files, str(tmp_path))
@@ -162,7 +160,7 @@ def test_the_plan_at_the_end_is_the_planners(machine: Machine, start: Start, tmp
 @pytest.mark.parametrize("name", ["8xh100", "1x4090", "laptop-cpu"])
 def test_what_is_proposed_for_a_script_of_each_kind_can_be_planned(start: Start, name: str, program: str) -> None:
     session, _ = answered(start(machine_facts(name), {"program.kind": program, "program.script": "train.py"}))
-    result = check(session.view)
+    result = session.view.outcome
     assert not result.errors
     assert result.plan is not None
     if program == "deepspeed":

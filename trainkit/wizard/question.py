@@ -1,18 +1,30 @@
-"""What is asked: topics, their questions with choices, and why an answer is not accepted."""
+"""What a question is, what it may depend on, and what the planner says of the answers: a plan without a file."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainkit.machine.facts import Facts
+from trainkit.errors import Diagnostic, RecipeError, UsageError, blocker
+from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.selection import allocation
-from trainkit.recipe.paths import Files
-from trainkit.recipe.schema.fields import Setting, schema, tagged_sections
-from trainkit.recipe.validate import choices, default_kind
+from trainkit.recipe.paths import Files, Overlay, absolute
+from trainkit.recipe.schema.fields import Setting, nest, schema, tagged_sections
+from trainkit.recipe.validate import choices, default_kind, takes_switch
+
+if TYPE_CHECKING:
+    from trainkit.launch_plan.model import Notice, Plan
+    from trainkit.recipe.resolved import Resolved
+
+Settings = Mapping[str, Any]  # by dotted key
+# Programs that train with their engine's strategy even in one process, and which is assumed until it is asked.
+ENGINES: Mapping[str, str] = {"deepspeed": "zero2"}
+# Programs that get nothing of the recipe but their processes: planning warns of settings, and refuses none.
+UNCONFIGURED = frozenset({"torch"})
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """One question. topic: the name of what it settles; why: what `?` shows.
+    """One question as it is shown. topic: the name of what it settles; why: what `?` shows.
 
     default: the answer of Enter, as one would type it; empty where there is none. source: where that came from.
     expected: what may be typed besides the choices; empty where there is nothing else.
@@ -48,44 +60,70 @@ class Question:
     topic: str = ""
 
 
-@dataclass(eq=False)
-class AnswerError(ValueError):
-    """Why an answer is not accepted: what is wrong, what to do, and why."""
-
-    what: str
-    hint: str = ""
-    why: str = ""
-
-
 def _no_text(view: View, text: str) -> tuple[Settings, str]:
     hint = "type one of the words that are shown, or their first letters"
-    raise AnswerError(f"{text!r} is none of the choices", hint)
+    raise UsageError(f"{text!r} is none of the choices", hint=hint)
+
+
+def as_schema(view: View, key: str) -> Iterator[Choice]:
+    """A choice for each value of a setting, with what the schema says of it."""
+    for value in view.values(key):
+        meaning = view.meaning(key, value)
+        yield Choice(value, meaning, {key: value}, meaning)
+
+
+def as_recipe(view: View, key: str, source: str = "") -> tuple[str, str]:
+    """The value that the recipe would have anyway, and whose it is."""
+    return str(view.get(key)), view.base.name or source
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One thing to settle. keys: the settings that settle it; where one of them is given, nothing is asked.
+    """One question as data; what depends on the answers so far is a function of the view.
 
-    open: whether the answers so far leave it open; ask: the question; read: what a typed text sets, with the reason.
-    explains: the settings that `?` describes; the keys, where none are named.
+    keys: the settings that it settles; where one of them is given, nothing is asked.
+    open: whether the answers so far leave it open; by default, whether the program would see the first key.
+    choices, default: by default what the schema says of the first key, and its value in the recipe.
+    read: what a typed text sets, with the reason; raises UsageError.
+    why: what `?` shows before the schema's description of what it `explains` (the keys, where none are named).
     planned: whether the planner says of each choice if it can be taken.
     """
 
     name: str
     keys: tuple[str, ...]
-    open: Callable[[View], bool]
-    ask: Callable[[View], Question]
+    text: str | Callable[[View], str]
+    why: str | Callable[[View], Iterable[str]] = ""
+    open: Callable[[View], bool] | None = None
+    choices: Callable[[View], Iterable[Choice]] | None = None
+    default: Callable[[View], tuple[str, str]] | None = None
+    expected: str | Callable[[View], str] = ""
     read: Callable[[View, str], tuple[Settings, str]] = _no_text
     explains: tuple[str, ...] = ()
     planned: bool = True
 
+    def is_open(self, view: View) -> bool:
+        return self.open(view) if self.open else view.reaches(self.keys[0])
 
-def offered(view: View, key: str, notes: Callable[[str], str]) -> tuple[Choice, ...]:
-    """A choice for each value of a setting, with a note on it that is also the reason."""
-    return tuple(Choice(value, notes(value), {key: value}, notes(value)) for value in view.values(key))
+    def offers(self, view: View) -> tuple[Choice, ...]:
+        return tuple(self.choices(view) if self.choices else as_schema(view, self.keys[0]))
 
-
-Settings = Mapping[str, Any]  # by dotted key
+    def ask(self, view: View, last: str | None) -> Question:
+        """The question. last: the answer from before one went back; it is proposed while it can still be given."""
+        choices = self.offers(view)
+        if self.planned and choices:
+            choices = validated(view, self.keys, choices)
+        expected = self.expected if isinstance(self.expected, str) else self.expected(view)
+        default, source = self.default(view) if self.default else as_recipe(view, self.keys[0])
+        free = {choice.word: not choice.refused for choice in choices}
+        if last is not None and free.get(last, bool(expected)):
+            default, source = last, "your last answer"
+        elif not free.get(default, True):
+            default, source = next((word for word in free if free[word]), ""), ""
+        own = (self.why,) if isinstance(self.why, str) else self.why(view)
+        settings = {key: view.declared(key) for key in self.explains or self.keys}
+        described = (f"{key}: {setting.description}" for key, setting in settings.items() if setting)
+        text = self.text if isinstance(self.text, str) else self.text(view)
+        return Question(text, (*filter(None, own), *described), choices, default, source, expected, self.name)
 
 
 @dataclass(frozen=True)
@@ -102,12 +140,12 @@ class Answer:
 class Base:
     """The recipe that the result extends. path: absolute, or the name of a shipped one; empty where there is none.
 
-    name: as the user called it.
+    name: as the user called it. values: what it sets, by dotted key, defaults included.
     """
 
     path: str = ""
     name: str = ""
-    values: Settings = field(default_factory=dict)  # what it sets, by dotted key, defaults included
+    values: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,6 +239,10 @@ class View:
         kind = {kind_key: self.chosen[kind_key]} if kind_key in self.chosen and key != kind_key else {}
         return not same(self.chosen[key], replace(self, answers=(), given=kind).get(key))
 
+    def agrees(self, sets: Settings) -> bool:
+        """Whether the recipe would have these values."""
+        return all(self.get(key) == value for key, value in sets.items())
+
     def supposing(self, sets: Settings) -> View:
         """The same with one more, nameless answer."""
         return replace(self, answers=(*self.answers, Answer("", "", sets, "")))
@@ -241,6 +283,119 @@ class View:
     def builtin(self) -> bool:
         """Whether the program is trainkit's own trainer."""
         return bool(self.get("program.kind") == "builtin")
+
+    @property
+    def engine(self) -> str:
+        """The strategy of the program's own engine; empty where it has none."""
+        return ENGINES.get(str(self.get("program.kind")), "")
+
+    @property
+    def needs_strategy(self) -> bool:
+        """Whether `single` is not enough: several processes, or a program on an engine."""
+        return self.ranks > 1 or bool(self.engine)
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What the planner says of the answers so far, with a stand-in for what has no default and no answer yet."""
+        from trainkit.planner.build import build_plan  # after the first question is shown: it takes time
+
+        extends = {"extends": [self.base.path]} if self.base.path else {}
+        text = json.dumps({"version": 1, **extends, **nest({**self.chosen, **dict(self._stand_ins())})})
+        # The machine with all its cards free: a recipe is for other days too.
+        free: dict[str, Any] = {"processes": (), "held_by": None}
+        idle = []
+        for gpu in self.facts.gpus:
+            parts = tuple(replace(part, **free, memory_free=part.memory_total) for part in gpu.instances)
+            idle.append(replace(gpu, **free, memory_free=gpu.memory_total, instances=parts))
+        try:
+            plan = build_plan(resolve_text(self, text, _NAME), replace(self.facts, gpus=tuple(idle))).plan
+        except RecipeError as error:
+            return Outcome(tuple(each for each in error.diagnostics if each.severity == "error"))
+        # A choice for which only a package is missing is offered all the same.
+        missing = tuple(each for each in plan.blockers if not each.installs)
+        return Outcome((), missing, tuple(each.what for each in plan.blockers if each.installs), plan)
+
+    def _stand_ins(self) -> Iterator[tuple[str, Any]]:
+        if self.builtin and self.get("train.steps") is None and self.get("train.epochs") is None:
+            yield "train.steps", 1
+        if not self.builtin and not self.get("program.script") and not self.get("program.module"):
+            yield "program.module", "program"
+        # An address that no one looks up while planning.
+        if int(self.get("nodes.count")) > 1 and "nodes.rendezvous" not in self.chosen:
+            yield "nodes.rendezvous", "host:29500"
+        if "nvme" in (self.get(f"strategy.{name}") for name in ("offload_optimizer", "offload_param")):
+            yield "strategy.nvme_path", self.get("strategy.nvme_path") or "nvme"
+        # `single` is the schema's default and would refuse several ranks before the strategy is asked about.
+        if self.get("strategy.kind") == "single" and "strategy.kind" not in self.chosen and self.needs_strategy:
+            yield "strategy.kind", self.engine or "ddp"
+
+    @property
+    def used_cards(self) -> tuple[Gpu, ...]:
+        """The cards that the run would use; all that it may use where that is decided later; none off CUDA."""
+        if self.device != "cuda":
+            return ()
+        allowed = allocation(self.facts)
+        plan = None if self.get("devices.select") == "free" else self.outcome.plan
+        used = {card.uuid for card in plan.cards} if plan else set()
+        return tuple(gpu for gpu in allowed if gpu.uuid in used) or allowed
+
+    def reaches(self, key: str) -> bool:
+        """Whether the program would see the setting: whether planning accepts a value that is not its default."""
+        setting = self.declared(key)
+        if setting is None or self.builtin or self.get("program.kind") in UNCONFIGURED:
+            return setting is not None and self.builtin
+        # Any value but the default shows it: a default that cannot be passed on is no error.
+        literals = [each for each in choices(setting.annotation) if each not in ("auto", setting.default)]
+        switch = takes_switch(setting) or isinstance(setting.default, bool)
+        sample = literals[0] if literals else True if switch else 8
+        return not any(each.key == key for each in self.supposing({key: sample}).outcome.errors)
+
+
+_NAME = ".answers-so-far.yaml"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What planning gives. errors: wrong on any machine; missing: what this machine lacks; packages: to install."""
+
+    errors: tuple[Diagnostic, ...] = ()
+    missing: tuple[Notice, ...] = ()
+    packages: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+    def against(self, before: Outcome, later: frozenset[str]) -> list[Diagnostic]:
+        """What is wrong or missing now and was not before, except where a later question settles it."""
+        known = {(each.key, each.why or each.what) for each in before.errors}
+        new = [each for each in self.errors if (each.key, each.why or each.what) not in known]
+        missing = [blocker(each.what, each.hint) for each in self.missing if each not in before.missing]
+        return [*(each for each in new if each.key not in later), *missing]
+
+
+def resolve_text(view: View, text: str, name: str) -> Resolved:
+    """Resolve a recipe that is not written yet, as a file of this name in the working folder."""
+    from trainkit.recipe.resolve import resolve
+    from trainkit.recipe.resolved import Request
+
+    files = Overlay(view.files, {absolute(name, view.cwd): text})
+    resolved = resolve(Request(name, view.cwd, environ=view.environ), files)
+    # Which files another machine has cannot be seen from here.
+    return replace(resolved, absent={}) if view.facts.origin else resolved
+
+
+def validated(view: View, keys: Sequence[str], offered: Iterable[Choice]) -> tuple[Choice, ...]:
+    """The choices with what the planner says of each: those that can be taken, then those that cannot.
+
+    keys: settings of the topic that offers them.
+    """
+    before = view.outcome
+    found = []
+    for choice in offered:
+        result = view.supposing(choice.sets).outcome
+        against = result.against(before, view.pending - {*keys})
+        refused = (against[0].why or against[0].what) if against else ""
+        remark = next((each for each in result.packages if each not in before.packages), "")
+        found.append(replace(choice, refused=refused, remark=remark))
+    return tuple(sorted(found, key=lambda choice: bool(choice.refused)))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

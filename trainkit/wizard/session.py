@@ -1,24 +1,40 @@
-"""A conversation as a value: what is given before it, the next question, the session after an answer, the way back."""
+"""A conversation as a value: what is given, the next question, an answer, the way back, the recipe in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import Diagnostic, Origin, RecipeError
+from trainkit.errors import Diagnostic, Origin, RecipeError, UsageError
 from trainkit.recipe.extends import Sources
 from trainkit.recipe.flags import override_layers
 from trainkit.recipe.interpolation import interpolated
-from trainkit.recipe.layer import VARIANTS, Layer
+from trainkit.recipe.layer import VARIANTS, Layer, normalise, read_document
 from trainkit.recipe.merge import Merge, merge
-from trainkit.recipe.paths import Files, absolute
-from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
+from trainkit.recipe.paths import Files, absolute, seen_from
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.fields import defaults, lies_in, nest, schema, tagged_sections
 from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
-from trainkit.wizard.planner_check import check, validated
-from trainkit.wizard.question import Answer, AnswerError, Base, Question, Settings, Topic, View, flatten
-from trainkit.wizard.topics import TOPICS
+from trainkit.recipe.yaml_writer import comment, flow, opening, recipe_name, shortened
+from trainkit.text import counted
+from trainkit.wizard.question import (
+    Answer,
+    Base,
+    Question,
+    Settings,
+    Topic,
+    View,
+    flatten,
+    resolve_text,
+    same,
+)
+from trainkit.wizard.topics import TOPICS, described
+
+if TYPE_CHECKING:
+    from trainkit.launch_plan.model import Plan
 
 
 @dataclass(frozen=True)
@@ -33,12 +49,13 @@ class Session:
         """How many questions have been answered."""
         return len(self.view.answers)
 
-    @property
+    @cached_property
     def left(self) -> list[Topic]:
         """The topics that are neither answered nor given."""
         done = {answer.topic for answer in self.view.answers}
         return [each for each in TOPICS if each.name not in done and not self.view.given.keys() & {*each.keys}]
 
+    @cached_property
     def seen(self) -> View:
         """The view as the next question sees it: with the settings that are still to be asked about."""
         return replace(self.view, pending=frozenset(key for topic in self.left for key in topic.keys))
@@ -46,44 +63,24 @@ class Session:
     @cached_property
     def topic(self) -> Topic | None:
         """What is to be asked next; None at the end."""
-        return next((topic for topic in self.left if topic.open(self.view)), None)
+        return next((topic for topic in self.left if topic.is_open(self.seen)), None)
 
     @cached_property
     def question(self) -> Question | None:
-        """The next question; None at the end."""
-        topic, view = self.topic, self.seen()
-        if topic is None:
-            return None
-        question = topic.ask(view)
-        offered = question.choices
-        if topic.planned and offered:
-            offered = validated(view, topic.keys, offered)
-        free = {choice.word: not choice.refused for choice in offered}
-        default, source = question.default, question.source
-        # An answer from before one went back is proposed again, while it can still be given.
-        last = self.before.get(topic.name)
-        if last is not None and free.get(last, bool(question.expected)):
-            default, source = last, "your last answer"
-        elif not free.get(default, True):
-            default, source = next((word for word in free if free[word]), ""), ""
-        settings = {key: view.declared(key) for key in topic.explains or topic.keys}
-        explained = (f"{key}: {setting.description}" for key, setting in settings.items() if setting)
-        why = (*question.why, *explained)
-        return replace(question, topic=topic.name, why=why, choices=offered, default=default, source=source)
+        return self.topic.ask(self.seen, self.before.get(self.topic.name)) if self.topic else None
 
-    def answer(self, text: str) -> Session | AnswerError:
+    def answer(self, text: str) -> Session | Diagnostic:
         """The session with the answer, or why it is not accepted. An empty text means the default."""
-        topic, question = self.topic, self.question
+        topic, question, view = self.topic, self.question, self.seen
         assert topic is not None and question is not None
         typed = text.strip() or question.default
         if not typed:
-            return AnswerError("an answer is required here", f"for example: {question.expected}")
+            return Diagnostic("error", "an answer is required here", hint=f"for example: {question.expected}")
         try:
-            answer = _read(topic, question, self.seen(), typed)
-        except AnswerError as error:
-            return error
-        view = self.seen()
-        if against := check(view.supposing(answer.sets)).against(check(view), view.pending - {*topic.keys}):
+            answer = _read(topic, question, view, typed)
+        except UsageError as error:
+            return error.diagnostics[0]
+        if against := view.supposing(answer.sets).outcome.against(view.outcome, view.pending - {*topic.keys}):
             return against[0]
         return Session(replace(self.view, answers=(*self.view.answers, answer)), self.before)
 
@@ -104,10 +101,11 @@ def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
         choice = found[0]
         if choice.refused:
             what = f"{choice.word} cannot be chosen here: {choice.refused}"
-            raise AnswerError(what, "choose another, or go back with <")
+            raise UsageError(what, hint="choose another, or go back with <")
         return Answer(topic.name, choice.word, choice.sets, choice.reason)
     if found and not question.expected:
-        raise AnswerError(f"{typed!r} is short for {' and '.join(each.word for each in found)}", "type one more letter")
+        what = f"{typed!r} is short for {' and '.join(each.word for each in found)}"
+        raise UsageError(what, hint="type one more letter")
     sets, reason = topic.read(view, typed)
     return Answer(topic.name, typed, sets, reason)
 
@@ -182,6 +180,124 @@ def placed(found: Sequence[Diagnostic], state: Merge) -> tuple[Diagnostic, ...]:
 def check_given(view: View, places: Merge) -> None:
     """Raise RecipeError where the given settings cannot go together, whatever the answers will be."""
     # Planning takes longer than the first question may, so only where there is something to check.
-    wrong = [each for each in check(view).errors if each.key in view.given] if view.given else []
+    wrong = [each for each in view.outcome.errors if each.key in view.given] if view.given else []
     if wrong:
         raise RecipeError(placed(wrong, places))
+
+
+WIDTH = 80
+_OWN = ("version", "name")  # lines that every recipe has
+
+
+def compose(view: View, path: str, modeline: str = "") -> str:
+    """The recipe to be written at a path (absolute). modeline: its first line, for editors."""
+    name = view.given.get("name") or recipe_name(posixpath.splitext(posixpath.basename(path))[0])
+    needed = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
+    presets = fitting(view, needed)
+    in_presets = {key for sets in presets.values() for key in sets}
+    reasons, facts = _reasons(view), view.facts
+
+    def commented(line: str, keys: Iterable[str], indent: str = "") -> Iterator[str]:
+        """A line with the reasons of these settings; each reason is written once, where its first setting is."""
+        found = dict.fromkeys(reason for key in keys if (reason := reasons.get(key, "")))
+        reasons.update({key: "" for key, reason in reasons.items() if reason in found})
+        reason = "; ".join(found)
+        beside = bool(reason) and len(line) + len(reason) + 4 <= WIDTH
+        if reason and not beside:
+            yield from comment(reason, WIDTH, indent)
+        yield f"{line}  # {reason}" if beside else line
+
+    found = (described(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
+    made = f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}."
+    lines = opening(name, modeline, (made,), WIDTH)
+    if view.base.path or presets:
+        lines += ["extends:"]
+    if base := view.base.path:
+        if base.startswith("/"):  # a file is named from the recipe's own folder, a shipped recipe by its name
+            base = posixpath.relpath(base, posixpath.dirname(path))
+            base = base if base.startswith("../") else f"./{base}"
+        lines += [f"  - {flow(base, '')}  # where this recipe starts from"]
+    for preset, sets in presets.items():
+        lines += commented(f"  - {preset}", (key for key in sets if key in needed), "  ")
+    kept = {key: value for key, value in needed.items() if key not in in_presets}
+    for section, value in _in_order(kept):
+        keys = [key for key in kept if lies_in(key, (section,))]
+        lines += commented(f"{section}: {flow(shortened(value, section), section)}", keys)
+    said = {*needed, *in_presets, *_OWN}
+    if left := [f"{key} {flow(value, key)}" for key, value in view.chosen.items() if key not in said]:
+        lines += comment(f"As it would be anyway: {', '.join(left)}.", WIDTH)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _reasons(view: View) -> dict[str, str]:
+    """Why each setting is as it is: the reason of the answer that set it."""
+    reasons = {key: answer.reason for answer in view.answers for key in answer.sets}
+    reasons |= dict.fromkeys(view.given, "given")
+    # What was given and a question would have offered has the reason of that choice.
+    for topic in TOPICS:
+        for choice in topic.offers(view) if view.given.keys() & {*topic.keys} else ():
+            if view.agrees(choice.sets):
+                reasons |= dict.fromkeys(choice.sets.keys() & view.given.keys(), choice.reason)
+    return reasons
+
+
+def _in_order(settings: Settings) -> list[tuple[str, Any]]:
+    """The sections as the schema declares them."""
+    tree = nest(settings)
+    return [(name, tree[name]) for name in Recipe.model_fields if name in tree]
+
+
+def fitting(view: View, needed: Settings) -> dict[str, Settings]:
+    """The fewest shipped presets that set the most of the needed settings, and nothing to another value.
+
+    By name, with everything that each sets by dotted key, in the order of the schema. needed: what must be written.
+    """
+    agreeing: dict[str, Settings] = {}
+    for name, path in view.files.shipped().items():
+        if not name.startswith("recipes/"):
+            sets = dict(flatten(normalise(read_document(view.files.read(path)).tree, {})))
+            if all(same(view.get(key), value) for key, value in sets.items()):
+                agreeing[name] = sets
+    chosen: dict[str, Settings] = {}
+    left = set(needed)
+    # Greedy: the presets hardly overlap, so the one that sets the most is part of the smallest selection.
+    while useful := [name for name, sets in agreeing.items() if sets.keys() & left]:
+        best = max(useful, key=lambda name: (len(agreeing[name].keys() & left), -len(agreeing[name])))
+        chosen[best] = agreeing[best]
+        left -= agreeing[best].keys()
+    order = list(schema().settings)
+    return dict(sorted(chosen.items(), key=lambda item: min(map(order.index, item[1]))))
+
+
+ANSWERS = "# Answers of `trainkit config`, written like a recipe."
+
+
+def answers_text(view: View, command: str) -> str:
+    """What has been answered so far, for a later call. command: how to go on."""
+    sections = (f"{name}: {flow(value, name)}" for name, value in _in_order(view.chosen))
+    return "".join(f"{line}\n" for line in (ANSWERS, f"# Go on with: {command}", *sections))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A recipe that resolves, the plan of it, and its warnings."""
+
+    text: str
+    plan: Plan
+    warnings: tuple[Diagnostic, ...]
+
+
+def finish(view: View, path: str, places: Merge, modeline: str = "") -> Finished:
+    """Make the recipe to be written at a path (absolute). places: of the settings that were given.
+
+    Raises RecipeError with what is wrong, at the places where it was given.
+    """
+    from trainkit.planner.build import build_plan
+
+    text = compose(view, path, modeline)
+    try:
+        resolved = resolve_text(view, text, seen_from(view.cwd, path))
+        plan = build_plan(resolved, view.facts).plan
+    except RecipeError as error:
+        raise RecipeError(placed(error.diagnostics, places)) from error
+    return Finished(text, plan, resolved.warnings)

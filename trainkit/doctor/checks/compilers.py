@@ -33,7 +33,8 @@ OPS_LIMIT = 15.0
 # The text of a program that uses the C++ library.
 PLAIN = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
 GUIDE = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#host-compiler-support-policy"
-# CUDA version, from the oldest that the oldest torch of ours is built for -> newest major version of gcc and of clang. The guide's policy: nvcc looks at the major version alone.
+# CUDA version, from the oldest that a torch of ours is built for -> newest major version of gcc and of clang.
+# The guide's policy: nvcc looks at the major version alone.
 # Where the guide of a first release says less than the header of a later update, this is what nvcc enforces.
 NEWEST: Mapping[str, tuple[int, int]] = {
     "11.8": (11, 14),

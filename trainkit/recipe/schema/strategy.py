@@ -47,7 +47,8 @@ class Fsdp(Section):
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
     auto_wrap: Literal["transformer", "size", "none"] = setting(
         "transformer",
-        "Which modules are sharded as units: transformer blocks, modules above `min_params`, or the whole model.",
+        "Which modules are sharded as units. `transformer` is each transformer block, by the model's own class; `size` "
+        "is modules of `min_params` parameters or more; `none` is the whole model at once.",
     )
     wrap_classes: list[str] = setting(
         [], "Class names of the modules to wrap; empty means the model's own block class."

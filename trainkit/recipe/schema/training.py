@@ -23,8 +23,10 @@ class Precision(Section):
 
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
         "fp32",
-        "Format of the forward and backward computation. `auto` is bf16 where every card has units for it, else fp16 "
-        "where every card has tensor cores, else fp32.",
+        "Format of the forward and backward computation. `fp32` is single precision throughout; `fp16` is 16 bits with "
+        "loss scaling, for cards with tensor cores before Ampere; `bf16` is 16 bits without loss scaling, for Ampere "
+        "and later; `auto` is bf16 where every card has units for it, else fp16 where every card has tensor cores, "
+        "else fp32.",
     )
     weights: Literal["fp32", "bf16"] = setting(
         "fp32",
