@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.machine import gpus, host
-from trainkit.machine.facts import Facts, GpuProcess
+from trainkit.machine.facts import Facts, Gpu, GpuProcess, TorchBuild
 from trainkit.machine.probe import PROBES, answers, probe
 from trainkit.runner.report import gpu_watch
 
@@ -36,12 +36,8 @@ def found(trainkit: Trainkit) -> Callable[..., Facts]:
 def test_a_card_is_told_with_all_that_the_driver_knows(found: Callable[..., Facts], cards: Cards) -> None:
     more: dict[str, Any] = {"power": 71.5, "power_limit": 400, "temperature": 41, "use": 93, "throttling": 0x24}
     (gpu,) = found(cards(card(3, **more, ecc_errors=2, pending_repair=1, compute_mode=3))).gpus
-    assert (gpu.index, gpu.name, gpu.uuid[:6], gpu.pci_bus_id) == (
-        0,
-        "NVIDIA A100-SXM4-80GB",
-        "GPU-30",
-        "00000000:04:00.0",
-    )
+    assert (gpu.index, gpu.name, gpu.uuid[:6]) == (0, "NVIDIA A100-SXM4-80GB", "GPU-30")
+    assert gpu.pci_bus_id == "00000000:04:00.0"
     assert (gpu.memory_total, gpu.memory_free) == (80 * GIGABYTE, 80 * GIGABYTE - GIGABYTE // 2)
     assert (gpu.cores, gpu.clock_limit, gpu.power, gpu.power_limit, gpu.temperature) == (6912, 1410, 71.5, 400.0, 41)
     assert (gpu.utilization, gpu.throttling, gpu.ecc_errors) == (93, ("power cap", "heat"), 2)
@@ -70,12 +66,8 @@ def test_processes_on_a_card_have_an_owner_and_a_command_without_its_secrets(
         finally:
             other.kill()
     first, second, third = gpu.processes
-    assert (first.pid, first.user, first.memory, first.graphics) == (
-        other.pid,
-        getpass.getuser(),
-        3 * GIGABYTE,
-        False,
-    )
+    told = (other.pid, getpass.getuser(), 3 * GIGABYTE, False)
+    assert (first.pid, first.user, first.memory, first.graphics) == told
     assert first.command.endswith("?[31m --api-key ***")
     assert (second.pid, second.graphics) == (os.getpid(), True)
     assert third == GpuProcess(2**31 - 1, graphics=True)
@@ -83,18 +75,14 @@ def test_processes_on_a_card_have_an_owner_and_a_command_without_its_secrets(
 
 @pytest.mark.cli
 def test_parts_of_a_split_card_are_told(found: Callable[..., Facts], cards: Cards) -> None:
-    part: dict[str, Any] = {
-        "uuid": "MIG-1",
-        "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-        "total": 10 * GIGABYTE,
-        "free": GIGABYTE,
-    }
-    part["reserved"] = GIGABYTE // 4
+    memory = {"total": 10 * GIGABYTE, "free": GIGABYTE, "reserved": GIGABYTE // 4}
+    part = {"uuid": "MIG-1", "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", **memory}
     (gpu,) = found(cards(card(0, instances=[part]))).gpus
     assert gpu.mig
-    assert [(each.uuid, each.profile, each.memory_total, each.memory_reserved) for each in gpu.instances] == [
-        ("MIG-1", "1g.10gb", 10 * GIGABYTE, GIGABYTE // 4)
-    ]
+    (told,) = gpu.instances
+    assert (told.uuid, told.profile, told.memory_total, told.memory_reserved) == (
+        "MIG-1", "1g.10gb", 10 * GIGABYTE, GIGABYTE // 4,
+    )  # fmt: skip
 
 
 @pytest.mark.cli
@@ -120,16 +108,9 @@ def test_a_question_that_hangs_is_given_up_and_the_next_ones_are_asked() -> None
         return {}
 
     begin = time.monotonic()
-    questions: dict[str, Callable[[], Mapping[str, Any]]] = {
-        "first": lambda: {"a": 1},
-        "hangs": hang,
-        "next": lambda: {"b": 2},
-    }
-    assert dict(answers(questions, lambda name: 0.2 if name == "hangs" else 60)) == {
-        "first": {"a": 1},
-        "hangs": "no answer within 0.2 s",
-        "next": {"b": 2},
-    }
+    asked = {"first": lambda: {"a": 1}, "hangs": hang, "next": lambda: {"b": 2}}
+    told = dict(answers(asked, lambda name: 0.2 if name == "hangs" else 60))
+    assert told == {"first": {"a": 1}, "hangs": "no answer within 0.2 s", "next": {"b": 2}}
     assert time.monotonic() - begin < 60
 
 
@@ -166,8 +147,6 @@ def test_amd_cards_are_read_from_the_kernel_in_rocms_order(tmp_path: Path) -> No
 @pytest.mark.cli
 @pytest.mark.parametrize(("hip", "cards_here"), [("6.4.43482", 1), (None, 0)])
 def test_amd_cards_count_where_torch_is_built_for_them(hip: str | None, cards_here: int) -> None:
-    from trainkit.machine.facts import Gpu, TorchBuild
-
     gpu = Gpu(0, "GPU-1", "AMD Instinct MI300X", 192 * GIGABYTE, 192 * GIGABYTE, (9, 4), vendor="amd")
     build = TorchBuild("2.13.0", hip=hip)
     facts = probe({"torch": lambda: {"torch": build}, "amd": lambda: {"amd": (gpu,)}})
@@ -175,54 +154,28 @@ def test_amd_cards_count_where_torch_is_built_for_them(hip: str | None, cards_he
     assert ("amd" in facts.notes) is (hip is None)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", ("13.0", None)),
-        ("__version__ = '2.9.1'\ncuda = None\nhip = '6.4'\n", (None, "6.4")),
-    ],
-)
-def test_what_torch_was_built_for_is_read_without_importing_it(
-    tmp_path: Path, text: str, told: tuple[str | None, str | None]
+@pytest.mark.parametrize("driver", ["dev/nvidiactl", "proc/driver/nvidia/version", "usr/lib/wsl/lib/libnvidia-ml.so.1"])
+def test_cards_are_read_from_nvml_where_a_driver_shows_itself(
+    tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "version.py").write_text(text)
-    build = host.probe_torch([str(tmp_path)])["torch"]
-    assert build is not None
-    assert (build.cuda, build.hip) == told
-
-
-def test_numa_nodes_have_their_cores_and_memory(tmp_path: Path) -> None:
-    for number, cores in enumerate(("0-1,4", "2-3")):
-        folder = tmp_path / "sys/devices/system/node" / f"node{number}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cores}\n")
-        (folder / "meminfo").write_text(f"Node {number} MemTotal:       1024 kB\n")
-    assert [(node.index, node.cpus, node.memory_total) for node in host.probe_numa(tmp_path)["numa"]] == [
-        (0, (0, 1, 4), 1 << 20),
-        (1, (2, 3), 1 << 20),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("environ", "told"),
-    [
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "SLURM_JWT": "s3cret"}, ("slurm", "7", "SLURM_JOB_GPUS")),
-        ({"PBS_JOBID": "8.host", "PBS_NGPUS": "2"}, ("pbs", "8.host", "PBS_NGPUS")),
-        ({"LSB_JOBID": "9", "LSB_GPU_REQ": "num=2"}, ("lsf", "9", "LSB_GPU_REQ")),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "pod-1"}, ("kubernetes", "", "HOSTNAME")),
-    ],
-)
-def test_the_schedulers_allocation_is_a_fact(environ: dict[str, str], told: tuple[str, str, str]) -> None:
-    allocation = host.probe_allocations(environ)["allocation"]
-    assert allocation is not None
-    assert (allocation.scheduler, allocation.job) == told[:2]
-    assert told[2] in allocation.variables
-    assert "SLURM_JWT" not in allocation.variables
-
-
-def test_without_a_scheduler_there_is_no_allocation() -> None:
-    assert host.probe_allocations({"PATH": "/bin"}) == {"allocation": None}
+    fake, bare = (
+        stand_in(),
+        {"name": "NVIDIA H100", "total": 80 * GIGABYTE, "free": 70 * GIGABYTE, "capability": [9, 0]},
+    )
+    fake.nvmlDeviceGetUUID = lambda told: told["uuid"].encode()  # as older releases of nvidia-ml-py do
+    monkeypatch.setenv("FAKE_NVML", cards({"uuid": "GPU-0", **bare}, {"uuid": "GPU-1", **bare})["FAKE_NVML"])
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import would raise
+    found = gpus.probe_nvidia(tmp_path)
+    assert found["gpus"] == ()
+    assert "no NVIDIA driver is loaded" in found["notes"]["nvidia"]
+    (tmp_path / driver).parent.mkdir(parents=True)
+    (tmp_path / driver).touch()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    first, second = gpus.probe_nvidia(tmp_path)["gpus"]
+    assert first == Gpu(0, "GPU-0", "NVIDIA H100", 80 * GIGABYTE, 70 * GIGABYTE, (9, 0))
+    assert second.uuid == "GPU-1"
+    assert not fake._machine  # it was shut down
 
 
 def test_what_is_asked_of_nvml_and_its_numbers_are_those_of_the_real_library() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from trainkit.machine import gpus, host
-from trainkit.machine.facts import Facts, Gpu
+from trainkit.machine import host
+from trainkit.machine.facts import Facts
 from trainkit.machine.probe import PROBES, probe
 
 GIGABYTE = 1024**3
@@ -65,113 +65,45 @@ def test_probing_imports_neither_torch_nor_the_slow_metadata_reader() -> None:
     assert not {"torch", "importlib.metadata", "numpy"} & set(done.stdout.split())
 
 
+QUOTA, PERIOD = "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"
+
+
 @pytest.mark.parametrize(
-    ("files", "limit"),
+    ("groups", "files", "limit"),
     [
-        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "150000 100000\n"}, 1),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "100000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
-            },
-            1,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n1:name=systemd:/y\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            1,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
-        ({}, None),
+        ("0::/job\n", {"sys/fs/cgroup/job/cpu.max": "150000 100000\n"}, 1),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/cpu.max": "100000 100000\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 1),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ("3:cpu,cpuacct:/docker/x\n1:name=systemd:/y\n", {QUOTA: "100000\n", PERIOD: "100000\n"}, 1),
+        ("3:cpu:/\n", {QUOTA: "-1\n", PERIOD: "100000\n"}, None),
+        ("", {}, None),
     ],
 )
 def test_cores_are_limited_by_affinity_and_by_cgroups_of_both_kinds(
-    tmp_path: Path, files: dict[str, str], limit: int | None
+    tmp_path: Path, groups: str, files: dict[str, str], limit: int | None
 ) -> None:
     affinity = len(os.sched_getaffinity(0))
-    assert host.probe_cpu(write(tmp_path, files))["cpu_cores"] == (affinity if limit is None else min(limit, affinity))
+    root = write(tmp_path, {"proc/self/cgroup": groups, **files})
+    assert host.probe_cpu(root)["cpu_cores"] == (affinity if limit is None else min(limit, affinity))
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("groups", "files"),
     [
-        {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "1048576\n"},
-        {
-            "proc/self/cgroup": "0::/job/step\n",
-            "sys/fs/cgroup/job/memory.max": "1048576\n",
-            "sys/fs/cgroup/job/step/memory.max": "max\n",
-        },
-        {"proc/self/cgroup": "4:memory:/docker\n", "sys/fs/cgroup/memory/docker/memory.limit_in_bytes": "1048576\n"},
+        ("0::/job\n", {"job/memory.max": "1048576\n"}),
+        ("0::/job/step\n", {"job/memory.max": "1048576\n", "job/step/memory.max": "max\n"}),
+        ("4:memory:/docker\n", {"memory/docker/memory.limit_in_bytes": "1048576\n"}),
     ],
 )
-def test_memory_is_limited_by_cgroups_of_both_kinds(tmp_path: Path, files: dict[str, str]) -> None:
-    assert host.probe_memory(write(tmp_path, files))["memory_total"] == 1048576
+def test_memory_is_limited_by_cgroups_of_both_kinds(tmp_path: Path, groups: str, files: dict[str, str]) -> None:
+    write(tmp_path / "sys/fs/cgroup", files)
+    assert host.probe_memory(write(tmp_path, {"proc/self/cgroup": groups}))["memory_total"] == 1048576
 
 
 def test_an_unlimited_cgroup_leaves_the_machines_memory(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}
     assert host.probe_memory(write(tmp_path, files)) == host.probe_memory(tmp_path / "nothing")
-
-
-class FakeNvml(SimpleNamespace):
-    """NVML with two cards, as nvidia-ml-py shows it; older releases give bytes."""
-
-    stopped = False
-    NVMLError = RuntimeError
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None:
-        self.stopped = True
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(total=80 * GIGABYTE, free=70 * GIGABYTE)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
-        return (9, 0)
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
-        return b"GPU-0" if handle == 0 else "GPU-1"
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "NVIDIA H100"
-
-
-@pytest.mark.parametrize("driver", ["dev/nvidiactl", "proc/driver/nvidia/version", "usr/lib/wsl/lib/libnvidia-ml.so.1"])
-def test_cards_are_read_from_nvml_where_a_driver_shows_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str
-) -> None:
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found = gpus.probe_nvidia(write(tmp_path, {driver: ""}))["gpus"]
-    assert found[0] == Gpu(0, "GPU-0", "NVIDIA H100", 80 * GIGABYTE, 70 * GIGABYTE, (9, 0))
-    assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-1"]
-    assert fake.stopped
-
-
-def test_without_a_driver_nvml_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import would raise
-    found = gpus.probe_nvidia(tmp_path)
-    assert found["gpus"] == ()
-    assert "no NVIDIA driver is loaded" in found["notes"]["nvidia"]
 
 
 @pytest.mark.parametrize(
@@ -194,19 +126,17 @@ def test_mps_is_apple_silicon_with_a_recent_system(
 
 
 def test_versions_are_those_that_an_import_would_find(tmp_path: Path) -> None:
-    first = write(
-        tmp_path / "first", {"torch-2.13.0+cpu.dist-info/METADATA": "", "torch_other-9.dist-info/METADATA": ""}
-    )
-    second = write(
-        tmp_path / "second",
-        {
-            "torch-1.0.dist-info/METADATA": "",
-            "nvidia_ml_py-13.0.dist-info/METADATA": "",
-            "DeepSpeed-0.19.8-py3.11.egg-info/PKG-INFO": "",
-            "unwanted-1.0.dist-info/METADATA": "",
-        },
-    )
-    found = host.probe_packages([str(first), str(tmp_path / "missing"), str(second)])["packages"]
+    folders = {
+        "first": ("torch-2.13.0+cpu.dist-info", "torch_other-9.dist-info"),
+        "missing": (),
+        "second": (
+            "torch-1.0.dist-info", "nvidia_ml_py-13.0.dist-info", "DeepSpeed-0.19.8-py3.11.egg-info",
+            "unwanted-1.0.dist-info",
+        ),
+    }  # fmt: skip
+    for folder, names in folders.items():
+        write(tmp_path / folder, {f"{name}/METADATA": "" for name in names})
+    found = host.probe_packages([str(tmp_path / folder) for folder in folders])["packages"]
     assert found == {"deepspeed": "0.19.8", "nvidia-ml-py": "13.0", "torch": "2.13.0+cpu"}
 
 
@@ -215,3 +145,48 @@ def test_the_installed_versions_are_those_of_the_metadata() -> None:
 
     for name, found in host.probe_packages()["packages"].items():
         assert version(name) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", ("13.0", None)),
+        ("__version__ = '2.9.1'\ncuda = None\nhip = '6.4'\n", (None, "6.4")),
+    ],
+)
+def test_what_torch_was_built_for_is_read_without_importing_it(
+    tmp_path: Path, text: str, told: tuple[str | None, str | None]
+) -> None:
+    build = host.probe_torch([str(write(tmp_path, {"torch/version.py": text}))])["torch"]
+    assert build is not None
+    assert (build.cuda, build.hip) == told
+
+
+def test_numa_nodes_have_their_cores_and_memory(tmp_path: Path) -> None:
+    for number, cores in enumerate(("0-1,4", "2-3")):
+        meminfo = f"Node {number} MemTotal:       1024 kB\n"
+        folder = tmp_path / f"sys/devices/system/node/node{number}"
+        write(folder, {"cpulist": f"{cores}\n", "meminfo": meminfo})
+    found = [(node.index, node.cpus, node.memory_total) for node in host.probe_numa(tmp_path)["numa"]]
+    assert found == [(0, (0, 1, 4), 1 << 20), (1, (2, 3), 1 << 20)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "SLURM_JWT": "s3cret"}, ("slurm", "7", "SLURM_JOB_GPUS")),
+        ({"PBS_JOBID": "8.host", "PBS_NGPUS": "2"}, ("pbs", "8.host", "PBS_NGPUS")),
+        ({"LSB_JOBID": "9", "LSB_GPU_REQ": "num=2"}, ("lsf", "9", "LSB_GPU_REQ")),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "pod-1"}, ("kubernetes", "", "HOSTNAME")),
+    ],
+)
+def test_the_schedulers_allocation_is_a_fact(environ: dict[str, str], told: tuple[str, str, str]) -> None:
+    allocation = host.probe_allocations(environ)["allocation"]
+    assert allocation is not None
+    assert (allocation.scheduler, allocation.job) == told[:2]
+    assert told[2] in allocation.variables
+    assert "SLURM_JWT" not in allocation.variables
+
+
+def test_without_a_scheduler_there_is_no_allocation() -> None:
+    assert host.probe_allocations({"PATH": "/bin"}) == {"allocation": None}

@@ -141,7 +141,6 @@ class TorchBuild:
 
     @property
     def label(self) -> str:
-        """For people."""
         return f"torch {self.version}, built for {self.built_for}"
 
 

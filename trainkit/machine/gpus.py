@@ -189,11 +189,9 @@ class Asked:
         computing = self.maybe("nvmlDeviceGetComputeRunningProcesses", handle, default=[])
         drawing = self.maybe("nvmlDeviceGetGraphicsRunningProcesses", handle, default=[])
         pids = {each.pid for each in computing}
+        found = [(each, False) for each in computing] + [(each, True) for each in drawing if each.pid not in pids]
         return tuple(
-            GpuProcess(each.pid, *owner_and_command(each.pid), each.usedGpuMemory, graphics)
-            for graphics, listed in ((False, computing), (True, drawing))
-            for each in listed
-            if not graphics or each.pid not in pids
+            GpuProcess(each.pid, *owner_and_command(each.pid), each.usedGpuMemory, graphics) for each, graphics in found
         )
 
 

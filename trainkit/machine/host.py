@@ -1,4 +1,4 @@
-"""Probes: each module finds out one part of a machine's facts."""
+"""Facts of the machine itself: cores, memory, packages, the build of torch, and what a scheduler gave to this job."""
 
 from __future__ import annotations
 
@@ -63,11 +63,10 @@ def probe_cpu(root: Path = Path("/")) -> Mapping[str, Any]:
 
 def _cpu_limit(root: Path) -> float | None:
     """The tightest limit of the process's own cgroup and of those above it, in cores; None without one."""
-    files: list[tuple[Path, ...]] = [(folder / "cpu.max",) for folder in cgroups(root, "")]
+    quotas = [text(folder / "cpu.max").split() for folder in cgroups(root, "")]
     for mount in ("cpu", "cpu,cpuacct"):
         groups = cgroups(root, "cpu", f"{CGROUPS}/{mount}")
-        files += [(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us") for folder in groups]
-    quotas = [[word for path in paths for word in text(path).split()] for paths in files]
+        quotas += [[text(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")] for folder in groups]
     # microseconds of CPU in each period; `max` and -1 are no limit
     limited = [pair for pair in quotas if len(pair) == 2 and pair[0].isdigit() and pair[1].isdigit() and int(pair[1])]
     return min((int(quota) / int(period) for quota, period in limited), default=None)

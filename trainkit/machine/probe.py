@@ -1,4 +1,4 @@
-"""Probe this machine once and give its Facts. Each probe is one module in `probes/`; a failing one becomes a note.
+"""Probe this machine once and give its Facts; a probe that fails becomes a note.
 
 Probes run in a child process: a driver may hang in a call that no signal ends, and a library may crash the process
 that it is loaded into. Such a child is killed, or left behind where even that is impossible, and a new one goes on.

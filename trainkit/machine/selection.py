@@ -55,7 +55,7 @@ def _parts(gpu: Gpu) -> list[Gpu]:
 
 
 def is_part(gpu: Gpu) -> bool:
-    """Whether a card of :func:`usable` is a part that MIG split off; split cards themselves are not among these."""
+    """Whether a card of :func:`usable` is a part that MIG split off: a split card itself is not among these."""
     return gpu.mig
 
 

@@ -96,7 +96,7 @@ class Topic:
     open: Callable[[View], bool] | None = None
     choices: Callable[[View], Iterable[Choice]] | None = None
     default: Callable[[View], tuple[str, str]] | None = None
-    expected: str | Callable[[View], str] = ""
+    expected: str = ""
     read: Callable[[View, str], tuple[Settings, str]] = _no_text
     explains: tuple[str, ...] = ()
     planned: bool = True
@@ -112,10 +112,9 @@ class Topic:
         choices = self.offers(view)
         if self.planned and choices:
             choices = validated(view, self.keys, choices)
-        expected = self.expected if isinstance(self.expected, str) else self.expected(view)
         default, source = self.default(view) if self.default else as_recipe(view, self.keys[0])
         free = {choice.word: not choice.refused for choice in choices}
-        if last is not None and free.get(last, bool(expected)):
+        if last is not None and free.get(last, bool(self.expected)):
             default, source = last, "your last answer"
         elif not free.get(default, True):
             default, source = next((word for word in free if free[word]), ""), ""
@@ -123,7 +122,7 @@ class Topic:
         settings = {key: view.declared(key) for key in self.explains or self.keys}
         described = (f"{key}: {setting.description}" for key, setting in settings.items() if setting)
         text = self.text if isinstance(self.text, str) else self.text(view)
-        return Question(text, (*filter(None, own), *described), choices, default, source, expected, self.name)
+        return Question(text, (*filter(None, own), *described), choices, default, source, self.expected, self.name)
 
 
 @dataclass(frozen=True)

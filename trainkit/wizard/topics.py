@@ -433,9 +433,7 @@ TOPICS: tuple[Topic, ...] = (
         open=lambda view: True,
         choices=_places,
         default=_place,
-        expected=lambda view: (
-            "a number of cards, a list (0,2), or free 2" if allocation(view.facts) else "a number of processes"
-        ),
+        expected="a number of cards (without any, of processes), a list (0,2), or free 2",
         read=_read_place,
         explains=("devices.type", "devices.select", "nodes.processes_per_node", "nodes.count"),
     ),
