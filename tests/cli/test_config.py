@@ -45,17 +45,8 @@ def test_an_existing_file_is_replaced_only_on_request(trainkit: Trainkit, tmp_pa
 
 def test_answers_come_from_a_file_and_flags_win(trainkit: Trainkit, tmp_path: Path, two_cards: str) -> None:
     (tmp_path / "a.yaml").write_text("strategy: {kind: zero2}\nprecision: fp32\nbatch: {global: 64}\n")
-    words = (
-        "config",
-        "--defaults",
-        "--answers",
-        "a.yaml",
-        "--set",
-        "strategy.offload_optimizer=cpu",
-        "--on",
-        two_cards,
-    )
-    done = trainkit(*words, "--set", "batch.global=16")
+    words = ("--answers", "a.yaml", "--on", two_cards, "--set", "strategy.offload_optimizer=cpu")
+    done = trainkit("config", "--defaults", *words, "--set", "batch.global=16")
     assert done.returncode == 0, done.stderr
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert recipe["extends"] == ["strategy/zero2-offload"]
@@ -101,11 +92,17 @@ def test_variants_among_answers_are_refused_and_kept_by_a_recipe_to_start_from(
         (("--on", "gone.json"), "gone.json"),
         (("--set", "program.kind=torch"), "Nothing can be proposed"),
         (("--set", "env.HF_TOKEN=hf_secret"), "is a secret by its name"),
+        (("--output", "/proc/mine.yaml"), "/proc/mine.yaml cannot be written"),
+        (
+            ("--output", "there", "--force"),
+            "error: there is a folder\n  next: name a file: --output there/recipe.yaml\n",
+        ),
     ],
 )
 def test_answers_that_cannot_be_are_one_diagnostic_and_exit_2(
     trainkit: Trainkit, tmp_path: Path, words: tuple[str, ...], says: str
 ) -> None:
+    (tmp_path / "there").mkdir()
     done = trainkit("config", "--defaults", *words)
     assert done.returncode == 2, done.stdout
     assert says in done.stderr
@@ -114,24 +111,7 @@ def test_answers_that_cannot_be_are_one_diagnostic_and_exit_2(
 
 
 def test_a_pipe_answers_line_by_line(trainkit: Trainkit, tmp_path: Path, two_cards: str) -> None:
-    lines = [
-        "",
-        "?",
-        "al",
-        "nonsense",
-        "zero3",
-        "<",
-        "fsdp",
-        "",
-        "",
-        "accelerate",
-        "",
-        "bf16",
-        "64/8",
-        "y",
-        "100/50",
-        "y",
-    ]
+    lines = " ? al nonsense zero3 < fsdp   accelerate  bf16 64/8 y 100/50 y".split(" ")  # empty ones take the default
     done = trainkit("config", "--on", two_cards, stdin="\n".join([*lines, ""]), environ={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
@@ -189,12 +169,6 @@ def test_the_last_question_takes_no_and_another_name(trainkit: Trainkit, tmp_pat
     assert yaml.safe_load((tmp_path / "recipe.yaml").read_text())["train"] == {"steps": 40}
 
 
-def test_a_folder_that_cannot_be_written_is_one_diagnostic(trainkit: Trainkit) -> None:
-    done = trainkit("config", "--defaults", "--output", "/proc/mine.yaml")
-    assert done.returncode == 2
-    assert "/proc/mine.yaml cannot be written" in done.stderr
-
-
 def test_a_file_that_cannot_be_written_is_asked_for_again(trainkit: Trainkit, tmp_path: Path) -> None:
     everything = "\n" * 8
     done = trainkit("config", "--output", "/proc/mine.yaml", stdin=f"{everything}{'x' * 300}.yaml\n\nother.yaml\n\n")
@@ -219,14 +193,6 @@ def test_answers_that_no_file_can_keep_are_shown(trainkit: Trainkit) -> None:
     assert done.returncode == 2
     assert "your answers cannot be kept" in done.stdout
     assert yaml.safe_load(done.stdout.partition("file of these lines:\n")[2])["nodes"] == {"processes_per_node": 2}
-
-
-def test_a_folder_is_no_file_to_write(trainkit: Trainkit, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    done = trainkit("config", "--force", "--output", "there", stdin="")
-    assert done.returncode == 2
-    assert done.stderr == "error: there is a folder\n  next: name a file: --output there/recipe.yaml\n"
-    assert not done.stdout
 
 
 def test_a_recipe_does_not_replace_what_it_extends(trainkit: Trainkit, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from trainkit.cli.disk import Disk
-from trainkit.errors import Diagnostic
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.wizard.question import Base, View
 from trainkit.wizard.session import Session, read_base
@@ -81,13 +80,18 @@ def start(tmp_path: Path) -> Start:
     return begin
 
 
+def taken(session: Session, typed: str) -> Session:
+    """The session after an answer."""
+    outcome = session.answer(typed)
+    assert isinstance(outcome, Session), (session.question, outcome)
+    return outcome
+
+
 def answered(session: Session, **typed: str) -> tuple[Session, list[str]]:
     """Answer every question, with what is typed for its topic or with the default; also the topics in order."""
     topics = []
     while (question := session.question) is not None:
         topics.append(question.topic)
-        outcome = session.answer(typed.get(question.topic, ""))
-        assert not isinstance(outcome, Diagnostic), (question.topic, outcome)
-        session = outcome
+        session = taken(session, typed.get(question.topic, ""))
     assert typed.keys() <= set(topics)
     return session, topics

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from tests.wizard.conftest import Machine, Start, answered
+from tests.wizard.conftest import Machine, Start, answered, taken
 from trainkit.errors import Diagnostic
 from trainkit.machine.facts import GpuProcess
 from trainkit.recipe.schema import StrategyKind
@@ -28,10 +28,23 @@ def to(session: Session, topic: str, **typed: str) -> tuple[Session, Question]:
     while (question := session.question) is not None:
         if question.topic == topic:
             return session, question
-        outcome = session.answer(typed.get(question.topic, ""))
-        assert isinstance(outcome, Session), (question.topic, outcome)
-        session = outcome
+        session = taken(session, typed.get(question.topic, ""))
     raise AssertionError(f"{topic} is never asked")
+
+
+def refused(session: Session, typed: str) -> str:
+    """Why an answer is not taken."""
+    outcome = session.answer(typed)
+    assert isinstance(outcome, Diagnostic), outcome
+    return outcome.what
+
+
+def back(session: Session, times: int) -> Session:
+    for _ in range(times):
+        earlier = session.back()
+        assert earlier is not None
+        session = earlier
+    return session
 
 
 def words(question: Question) -> dict[str, bool]:
@@ -81,10 +94,8 @@ def test_any_other_kind_takes_at_most_twelve(
         topics.append(question.topic)
         most = question.choices[-1].word if question.topic == "offload" else typed.get(question.topic, "")
         outcome = session.answer(most or ("/nvme" if question.topic == "nvme" else ""))
-        if isinstance(outcome, Diagnostic):  # a program that cannot have this strategy takes the one that is proposed
-            outcome = session.answer("")
-        assert isinstance(outcome, Session), (question.topic, outcome)
-        session = outcome
+        # A program that cannot have this strategy takes the one that is proposed.
+        session = outcome if isinstance(outcome, Session) else taken(session, "")
     assert len(topics) + WRITE <= 12, topics
 
 
@@ -96,6 +107,7 @@ def test_what_is_proposed_on_a_mac_is_always_taken(machine: Machine, start: Star
     place = "cpu" if program == "deepspeed" else "mps"  # DeepSpeed wants a process group
     assert session.view.get("devices.type") == place
     assert "where" in topics
+    assert "strategy" not in topics or program == "deepspeed"
 
 
 def test_what_the_machine_settles_is_not_asked(machine: Machine, start: Start) -> None:
@@ -116,11 +128,8 @@ def test_a_script_that_reads_no_recipe_is_not_asked_about_what_it_never_sees(mac
 def test_a_script_on_trainer_keeps_its_own_batch_unless_it_is_told_one(machine: Machine, start: Start) -> None:
     session, question = to(start(machine(2)), "batch", program="hf", command="train.py", strategy="ddp")
     assert (question.default, words(question)) == ("own", {"own": True})
-    kept, told = session.answer("own"), session.answer("64/8")
-    assert isinstance(kept, Session)
-    assert isinstance(told, Session)
-    assert kept.view.get("batch.global") in (None, "auto")
-    assert told.view.get("batch.global") == 64
+    assert taken(session, "own").view.get("batch.global") in (None, "auto")
+    assert taken(session, "64/8").view.get("batch.global") == 64
 
 
 @pytest.mark.parametrize(
@@ -144,12 +153,6 @@ def test_the_format_that_is_proposed_is_what_auto_would_be(machine: Machine, sta
     assert found is not None
     (settings,) = [file.content for file in found.files if file.path == "trainer.json"]
     assert json.loads(settings)["dtype"] == question.default
-
-
-def test_apple_silicon_is_proposed_as_one_process(machine: Machine, start: Start) -> None:
-    session, topics = answered(start(machine(mps=True)))
-    assert session.view.get("devices.type") == "mps"
-    assert "strategy" not in topics
 
 
 def test_cards_that_the_caller_hides_are_not_offered(machine: Machine, start: Start) -> None:
@@ -187,12 +190,9 @@ def test_a_model_that_is_known_not_to_fit_gets_a_strategy_that_divides_it(machin
 
 def test_an_unsound_choice_is_shown_with_its_reason_and_not_taken(machine: Machine, start: Start) -> None:
     session, question = to(start(machine(2, "V100")), "precision")
-    refused = next(choice for choice in question.choices if choice.word == "bf16")
-    assert "compute capability 8.0" in refused.refused
-    assert question.choices[-1] == refused
-    outcome = session.answer("bf16")
-    assert isinstance(outcome, Diagnostic)
-    assert "compute capability 8.0" in outcome.what
+    last = question.choices[-1]
+    assert last.word == "bf16" and "compute capability 8.0" in last.refused
+    assert "compute capability 8.0" in refused(session, "bf16")
     _, question = to(start(machine(2)), "launcher", where="1,0")
     assert words(question)["torchrun"]
     assert not words(question)["deepspeed"]
@@ -204,7 +204,7 @@ def test_what_only_needs_a_package_is_offered_with_its_name(machine: Machine, st
     session, question = to(start(machine(2, packages=bare)), "strategy")
     remark = next(choice.remark for choice in question.choices if choice.word == "zero2")
     assert "deepspeed >= 0.19.4" in remark
-    assert isinstance(session.answer("zero2"), Session)
+    taken(session, "zero2")
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,7 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
     machine: Machine, start: Start, topic: str, typed: str, says: str
 ) -> None:
     session, _ = to(start(machine(2)), topic)
-    outcome = session.answer(typed)
-    assert isinstance(outcome, Diagnostic)
-    assert says in outcome.what
-    assert session.question == session.question
+    assert says in refused(session, typed)
 
 
 @pytest.mark.parametrize(
@@ -241,27 +238,19 @@ def test_a_wrong_answer_is_not_taken_and_told_why(
 )
 def test_a_command_that_cannot_be_started_is_not_taken(machine: Machine, start: Start, typed: str, says: str) -> None:
     session, _ = to(start(machine(1)), "command", program="torch")
-    outcome = session.answer(typed)
-    assert isinstance(outcome, Diagnostic)
-    assert says in outcome.what
+    assert says in refused(session, typed)
 
 
 def test_words_may_be_cut_short(machine: Machine, start: Start) -> None:
     session, _ = to(start(machine(2)), "strategy")
-    outcome = session.answer("F")
-    assert isinstance(outcome, Session)
-    assert outcome.view.get("strategy.kind") == "fsdp"
+    assert taken(session, "F").view.get("strategy.kind") == "fsdp"
 
 
 def test_one_goes_back_to_the_first_question_and_finds_the_last_answers_proposed(
     machine: Machine, start: Start
 ) -> None:
     session, _ = to(start(machine(2)), "batch", strategy="zero3", offload="cpu")
-    asked = session.asked
-    for _ in range(asked):
-        earlier = session.back()
-        assert earlier is not None
-        session = earlier
+    session = back(session, session.asked)
     assert session.back() is None
     assert session.view.answers == ()
     session, question = to(session, "strategy")
@@ -272,22 +261,14 @@ def test_one_goes_back_to_the_first_question_and_finds_the_last_answers_proposed
 
 def test_an_answer_that_is_changed_takes_what_depended_on_it_with_it(machine: Machine, start: Start) -> None:
     session, _ = to(start(machine(2)), "launcher", strategy="fsdp", wrapping="BertLayer")
-    for _ in range(3):
-        earlier = session.back()
-        assert earlier is not None
-        session = earlier
-    session, topics = answered(session, strategy="zero2")
+    session, topics = answered(back(session, 3), strategy="zero2")
     assert "strategy.wrap_classes" not in session.view.chosen
     assert "offload" in topics
 
 
 def test_a_last_answer_that_is_no_choice_any_more_is_not_proposed(machine: Machine, start: Start) -> None:
     session, _ = to(start(machine(2)), "launcher", strategy="zero3", offload="cpu-all")
-    for _ in range(2):
-        earlier = session.back()
-        assert earlier is not None
-        session = earlier
-    _, question = to(session, "offload", strategy="zero2")
+    _, question = to(back(session, 2), "offload", strategy="zero2")
     assert question.default == "none"
 
 
@@ -314,24 +295,21 @@ def test_every_question_says_why_in_the_words_of_the_schema(machine: Machine, st
         described = [each.description.rstrip(".") for key in topic.keys for each in schema().settings.get(key, ())]
         shown = [line.lower() for line in (*question.why, *(choice.note for choice in question.choices))]
         assert any(each.lower() in line for each in described for line in shown), question.topic
-        outcome = session.answer("fsdp" if question.topic == "strategy" else "")
-        assert isinstance(outcome, Session)
-        session = outcome
+        session = taken(session, "fsdp" if question.topic == "strategy" else "")
 
 
 def test_a_card_that_is_in_use_now_can_be_chosen_for_later(machine: Machine, start: Start) -> None:
     facts = machine(2)
     worker = GpuProcess(77, "ann", "python", 40 * 1024**3)
-    taken = replace(facts.gpus[0], memory_free=facts.gpus[0].memory_free // 2, processes=(worker,))
-    session, question = to(start(replace(facts, gpus=(taken, facts.gpus[1]))), "where")
+    busy = replace(facts.gpus[0], memory_free=facts.gpus[0].memory_free // 2, processes=(worker,))
+    session, question = to(start(replace(facts, gpus=(busy, facts.gpus[1]))), "where")
     assert words(question)["all"]
     assert any("Just now card 0 is busy" in line and "ann" in line for line in question.why)
-    assert isinstance(session.answer("all"), Session)
+    taken(session, "all")
 
 
 def test_a_machine_without_probes_still_asks(machine: Machine, start: Start) -> None:
-    facts = replace(machine(0), notes={"gpus": "the driver is not loaded"})
-    _, question = to(start(facts), "where")
+    _, question = to(start(machine(0, notes={"gpus": "the driver is not loaded"})), "where")
     assert any("the driver is not loaded" in line for line in question.why)
 
 
@@ -354,6 +332,4 @@ def test_the_kind_of_data_follows_from_its_name(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     session, _ = to(start(machine(1)), "data")
-    outcome = session.answer(typed)
-    assert isinstance(outcome, Session), outcome
-    assert outcome.view.answers[-1].sets == sets
+    assert taken(session, typed).view.answers[-1].sets == sets
