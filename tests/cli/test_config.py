@@ -111,7 +111,8 @@ def test_answers_that_cannot_be_are_one_diagnostic_and_exit_2(
 
 
 def test_a_pipe_answers_line_by_line(trainkit: Trainkit, tmp_path: Path, two_cards: str) -> None:
-    lines = " ? al nonsense zero3 < fsdp   accelerate  bf16 64/8 y 100/50 y".split(" ")  # empty ones take the default
+    first = ["", "?", "al", "nonsense", "zero3", "<", "fsdp", "", ""]
+    lines = [*first, "accelerate", "", "bf16", "64/8", "y", "100/50", "y"]
     done = trainkit("config", "--on", two_cards, stdin="\n".join([*lines, ""]), environ={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())

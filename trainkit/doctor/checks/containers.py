@@ -30,14 +30,21 @@ def container(host: Host, target: Target) -> Finding | list[Finding]:
     assert target.recipe is not None
     box = target.recipe.container
     assert isinstance(box, Image)
-    found = [*_folders(host, box)]
+    sources = [each.split(":")[0] for each in box.mounts]
+    found = [
+        Finding("problem", f"container.mounts names {source}, which does not exist on this machine")
+        for source in sources if not host.under(source).exists()
+    ]  # fmt: skip
     if host.which("srun" if isinstance(box, Pyxis) else box.kind) is None:
         fix = f"{box.kind} --version      # install it, or choose another container.kind"
         if isinstance(box, Pyxis):
             fix = "srun --version      # inside of a Slurm cluster whose Slurm has the plugin pyxis"
         return [*found, Finding("problem", f"{box.kind} is not on PATH here", (), (fix,))]
     if isinstance(box, Pyxis):
-        return [*found, *_pyxis(host)] or ok("srun takes pyxis's words")
+        if "--container-image" in host.run(("srun", "--help"), SECONDS, environ=host.environ).output:
+            return found or ok("srun takes pyxis's arguments")
+        fix = "srun --help | grep container      # pyxis, a plugin of Slurm, adds these; ask who runs the cluster"
+        return [*found, Finding("problem", "srun has no --container-image here: pyxis is not installed", (), (fix,))]
     if isinstance(box, Apptainer) and "://" not in box.image and not Path(box.image).exists():
         fix = f"apptainer pull {shlex.quote(box.image)} docker://IMAGE"
         return [*found, Finding("problem", f"there is no image {box.image}", (), (fix,))]
@@ -46,20 +53,6 @@ def container(host: Host, target: Target) -> Finding | list[Finding]:
         return [*found, _failed(box, done)]
     found += [*_driver(host, target, variables(done.output))]
     return found or [ok(f"{box.kind} has the image {box.image}")]
-
-
-def _folders(host: Host, box: Image) -> Iterator[Finding]:
-    for each in box.mounts:
-        source = each.split(":")[0]
-        if not host.under(source).exists():
-            yield Finding("problem", f"container.mounts names {source}, which does not exist on this machine")
-
-
-def _pyxis(host: Host) -> Iterator[Finding]:
-    done = host.run(("srun", "--help"), SECONDS, environ=host.environ)
-    if "--container-image" not in done.output:
-        fix = "srun --help | grep container      # pyxis, a plugin of Slurm, adds these words; ask who runs the cluster"
-        yield Finding("problem", "srun has no --container-image here: pyxis is not installed", (), (fix,))
 
 
 def _failed(box: Image, done: Done) -> Finding:
