@@ -27,12 +27,12 @@ def main() -> int:
     """Exit code 0 where both ranks have the sum, 1 where not or where the backend is not there."""
     backend, seconds = sys.argv[1], float(sys.argv[2])
     die_with_parent()
-    signal.alarm(int(seconds) + 5)  # whatever holds the waiting below
     if why := unreachable():
         sys.stderr.write(f"{LOOPBACK} does not answer: {why}\n")
         return 1
     import torch.distributed
 
+    signal.alarm(int(seconds) + 5)  # whatever holds the waiting below; importing torch takes as long as the disk does
     dist: Any = torch.distributed  # its stores are in no stub
     if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
         sys.stderr.write(f"this torch has no {backend}\n")
