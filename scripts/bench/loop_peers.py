@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
 from trainkit.recipe.schema import TextData
-from trainkit.trainer.data.source import IGNORED
+from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.data.text import read_corpus
 from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
@@ -48,7 +48,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         self.length, self.text = data.sequence_length, read_corpus(data, parts.settings.run_dir).tokens
         share = parts.settings.batch.global_
         self.order = [sample for step in range(parts.steps) for sample in parts.order.indices(step, 0, share)]
-        if any(bool((parts.source.train[[sample]].inputs["targets"] == IGNORED).any()) for sample in self.order):
+        if any(bool((parts.source.train[[sample]].inputs["targets"] == IGNORE_INDEX).any()) for sample in self.order):
             raise ValueError("a sample has fewer targets than places: a mean over places is not the trainer's loss")
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ def with_whole_logits(make: Callable[[Parts, Rows], Loop]) -> Callable[[Parts, R
 
         def forward(tokens: Tensor, targets: Tensor) -> Tensor:
             logits = own(tokens).flatten(0, 1).float()
-            return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
         def wrapped() -> object:
             parts.model.forward = forward

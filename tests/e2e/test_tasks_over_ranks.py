@@ -27,7 +27,7 @@ class Small(nn.Module):
         x = self.tokens(tokens)
         for layer in self.layers:
             x = x + layer(x)
-        return (functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten(), ignore_index=-1),)
+        return (functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten()),)
 """
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
 BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "masked_lm", "mask_token": 256}

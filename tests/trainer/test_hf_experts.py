@@ -64,7 +64,7 @@ def test_padding_moves_no_router(make_settings: MakeSettings) -> None:
     tokens = torch.randint(0, 256, (1, 9))
     short = model(tokens[:, :-1], tokens[:, 1:])
     filled = torch.cat([tokens[:, :-1], torch.zeros(1, 5, dtype=torch.int64)], dim=1)
-    targets = torch.cat([tokens[:, 1:], torch.full((1, 5), -1)], dim=1)
+    targets = torch.cat([tokens[:, 1:], torch.full((1, 5), -100)], dim=1)
     torch.testing.assert_close(model(filled, targets), short)
 
 

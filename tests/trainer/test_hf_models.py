@@ -80,7 +80,7 @@ def test_blocks_and_tied_weights_are_found(make_settings: MakeSettings) -> None:
 def test_the_loss_is_that_of_transformers_summed(make_settings: MakeSettings) -> None:
     made, tokens = built(make_settings(model=LLAMA)), torch.randint(0, 256, (2, 12))
     theirs = made.inner(input_ids=tokens, labels=tokens).loss
-    targets = torch.cat([tokens[:, 1:], torch.full((2, 1), -1)], dim=1)
+    targets = torch.cat([tokens[:, 1:], torch.full((2, 1), -100)], dim=1)
     torch.testing.assert_close(made(tokens, targets) / 22, theirs)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from trainkit.trainer.data.source import IGNORED, NO_LABEL
+from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models import losses
@@ -65,9 +65,9 @@ def loss_and_gradients(model: Transformer, architecture: str) -> list[torch.Tens
     tokens, truth = torch.randint(4, VOCABULARY, (2, 2, 8), generator=draw)
     few = torch.rand(truth.shape, generator=draw) < 0.7
     if architecture in MASKED | WRITING:
-        loss = model(input_ids=tokens, labels=truth.masked_fill(few, NO_LABEL))
+        loss = model(input_ids=tokens, labels=truth.masked_fill(few, IGNORE_INDEX))
     else:
-        loss = model(tokens=tokens, targets=truth.masked_fill(few, IGNORED))
+        loss = model(tokens=tokens, targets=truth.masked_fill(few, IGNORE_INDEX))
     names = [name for name, each in model.named_parameters() if each.requires_grad]
     model.zero_grad()
     loss.backward()
@@ -137,9 +137,9 @@ def test_a_masked_model_computes_hidden_tokens_alone_and_is_judged_by_all(
     curves, sizes = [], []
     own = losses._counted
 
-    def noted(rows: torch.Tensor, targets: torch.Tensor, ignored: int, at_most: int) -> Any:
+    def noted(rows: torch.Tensor, targets: torch.Tensor, at_most: int) -> Any:
         sizes.append((at_most, rows.shape[0]))
-        return own(rows, targets, ignored, at_most)
+        return own(rows, targets, at_most)
 
     monkeypatch.setattr(losses, "_counted", noted)
     for few in (losses.FEW, 0):

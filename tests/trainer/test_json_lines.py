@@ -10,7 +10,7 @@ import pytest
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.data.dataset import open_json_lines
+from trainkit.trainer.data.dataset import open_source
 from trainkit.trainer.data.source import Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
@@ -19,7 +19,7 @@ from trainkit.trainer.models.gpt import build_gpt
 def source(path: Path | list[str], **settings: Any) -> Source:
     named = path if isinstance(path, list) else str(path)
     data = {"kind": "jsonl", "path": named, "sequence_length": 4, **settings}
-    return open_json_lines(Recipe.model_validate({"data": data}), Path())
+    return open_source(Recipe.model_validate({"data": data}), Path())
 
 
 def written(path: Path, *objects: object) -> Path:
@@ -127,4 +127,4 @@ def test_bytes_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     recipe = {"data": {"kind": "jsonl", "path": str(path), "sequence_length": 4}}
     asked = Recipe.model_validate({**recipe, "model": {"kind": "gpt", "vocab_size": 100}})
     with pytest.raises(TrainingError, match=r"a vocabulary of 100 is too small for token 109 of .*a\.jsonl:1"):
-        fitting_source(open_json_lines(asked, Path()), build_gpt(asked), asked)
+        fitting_source(open_source(asked, Path()), build_gpt(asked), asked)

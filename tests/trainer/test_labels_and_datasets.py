@@ -127,19 +127,23 @@ def test_chats_and_ready_tokens_of_a_data_set_are_read(make_tokenizer: Callable[
     ready = opened("dataset", tmp_path / "set", tokens_field="ids", targets_field="goals")
     assert ready.description.endswith(" tokens")  # nobody cut them into bytes
     assert ready.train[[0]].inputs["tokens"][0, :3].tolist() == [5, 6, 7]
-    assert ready.train[[0]].inputs["targets"][0].tolist() == [-1, 7, 8, -1, -1, -1, -1, -1]
+    assert ready.train[[0]].inputs["targets"][0].tolist() == [-100, 7, 8, *[-100] * 5]
 
 
 @pytest.mark.parametrize(
     ("settings", "message", "hint"),
     [
-        ({"field": "txt"}, r"set \[train\] has no column 'txt'", "did you mean text? it has text, ids, mood"),
-        ({"field": "nothing"}, r"set \[train\] has no column 'nothing'", "it has text, ids, mood"),
+        (
+            {"field": "txt"},
+            r"set/data-.*\.arrow has no column 'txt'",
+            "did you mean text? it has text, ids, mood",
+        ),
+        ({"field": "nothing"}, r"has no column 'nothing'", "it has text, ids, mood"),
         ({"subset": "en"}, r"data.subset: .*set has no subset 'en'", "leave data.subset out"),
         ({"split": "test"}, r"data.split: .*set has no split 'test'", "it has train"),
         ({"validation_split": "dev"}, r"data.validation_split: .*set has no split 'dev'", "it has train"),
-        ({"field": "ids"}, r"set: row 0: field 'ids' is no text", ""),
-        ({"tokens_field": "text"}, r"set: row 0: field 'text' is no list", ""),
+        ({"field": "ids"}, r"\.arrow: row 0: field 'ids' is no text", ""),
+        ({"tokens_field": "text"}, r"\.arrow: row 0: field 'text' is no list", ""),
         ({"tokens_field": "ids", "targets_field": "goals"}, r"no column 'goals'", ""),
     ],
 )
@@ -157,7 +161,7 @@ def test_what_a_data_set_does_not_have_is_named(
 def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path) -> None:
     from datasets import Dataset
 
-    with pytest.raises(TrainingError, match=r"data\.path: .*/gone is no folder"):
+    with pytest.raises(TrainingError, match=r"data\.path: .*/gone does not exist"):
         opened("dataset", tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TrainingError, match=r"data\.path: .*/empty holds no data set"):
@@ -168,7 +172,7 @@ def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path) -> None:
     Dataset.from_dict({"text": ["a" * 100] * 9}).save_to_disk(tmp_path / "torn")
     arrow = next((tmp_path / "torn").glob("*.arrow"))
     arrow.write_bytes(arrow.read_bytes()[:300])
-    with pytest.raises(TrainingError, match=r"data\.path: .*/torn"):
+    with pytest.raises(TrainingError, match=r"data\.path: .*/torn/.*\.arrow: row \d+ cannot be read"):
         opened("dataset", tmp_path / "torn")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "train.jsonl").touch()

@@ -31,14 +31,14 @@ def layer_and_targets(*, bias: bool = True, counted: int = 30) -> tuple[Layer, T
     shapes = [(1, ROWS, WIDTH), (VOCABULARY, WIDTH), *([(VOCABULARY,)] if bias else [])]
     parts = [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
     targets = torch.randint(VOCABULARY, (1, ROWS), generator=draw)
-    targets[0, torch.randperm(ROWS, generator=draw)[counted:]] = -1
+    targets[0, torch.randperm(ROWS, generator=draw)[counted:]] = -100
     return (parts[0], parts[1], parts[2] if bias else None), targets
 
 
 def whole(layer: Layer, targets: Tensor) -> Tensor:
     hidden, weight, bias = layer
     logits = functional.linear(hidden, weight, bias).flatten(0, 1).float()
-    return functional.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+    return functional.cross_entropy(logits, targets.flatten(), reduction="sum")
 
 
 def backward(loss: Tensor) -> None:
@@ -62,7 +62,7 @@ def test_loss_and_gradients_are_those_of_whole_logits(dtype: torch.dtype, at_mos
     found, slopes = [], []
     for ours in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            found.append(linear_cross_entropy(layer, targets, -1, at_most) if ours else whole(layer, targets))
+            found.append(linear_cross_entropy(layer, targets, at_most) if ours else whole(layer, targets))
         backward(found[-1] / 7)
         slopes.append(gradients(layer))
     close = 1e-5 if dtype == torch.float32 else 2e-2
@@ -97,7 +97,7 @@ def _is_tensor(value: object) -> bool:
 def test_no_more_rows_of_logits_are_there_at_a_time(loss: Callable[[Layer, Tensor], Tensor] | None, most: int) -> None:
     layer, targets = layer_and_targets()
     with largest_tensor() as elements:
-        backward(loss(layer, targets) if loss else linear_cross_entropy(layer, targets, -1))
+        backward(loss(layer, targets) if loss else linear_cross_entropy(layer, targets))
     assert elements == [most]
 
 
@@ -106,14 +106,14 @@ def test_for_targets_that_do_not_count_there_are_no_logits(monkeypatch: pytest.M
     monkeypatch.setattr(losses, "AT_A_TIME", {"cpu": ROWS * VOCABULARY})
     layer, targets = layer_and_targets(counted=4)
     with largest_tensor() as elements:
-        linear_cross_entropy(layer, targets, -1, at_most=6)
+        linear_cross_entropy(layer, targets, at_most=6)
     assert elements == [6 * VOCABULARY]
 
 
 @pytest.mark.usefixtures("chunked")
 def test_what_backward_has_used_up_cannot_be_used_again() -> None:
     layer, targets = layer_and_targets()
-    loss = linear_cross_entropy(layer, targets, -1)
+    loss = linear_cross_entropy(layer, targets)
     backward(loss)
     with pytest.raises(RuntimeError, match="second time"):
         backward(loss)
@@ -123,19 +123,19 @@ def test_what_backward_has_used_up_cannot_be_used_again() -> None:
 def test_without_gradients_none_are_made() -> None:
     layer, targets = layer_and_targets()
     with torch.no_grad():
-        found = linear_cross_entropy(layer, targets, -1)
+        found = linear_cross_entropy(layer, targets)
         torch.testing.assert_close(found, whole(layer, targets), rtol=1e-6, atol=0)
     frozen: Layer = (layer[0], layer[1].detach(), None)
-    backward(linear_cross_entropy(frozen, targets, -1))
+    backward(linear_cross_entropy(frozen, targets))
     assert frozen[0].grad is not None and frozen[1].grad is None
 
 
 def test_few_logits_are_made_whole_and_so_are_those_of_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, targets = layer_and_targets()
-    assert torch.equal(linear_cross_entropy(layer, targets, -1), whole(layer, targets))
+    assert torch.equal(linear_cross_entropy(layer, targets), whole(layer, targets))
     monkeypatch.setattr(losses, "FEW", 0)
     with torch.autocast("cpu", dtype=torch.float16), largest_tensor() as elements:
-        linear_cross_entropy(layer, targets, -1)
+        linear_cross_entropy(layer, targets)
     assert elements == [ROWS * VOCABULARY]
 
 
@@ -143,9 +143,9 @@ def test_few_logits_are_made_whole_and_so_are_those_of_fp16(monkeypatch: pytest.
 @pytest.mark.parametrize("at_most", [None, 34])
 def test_the_compiler_takes_it_as_one_graph(at_most: int | None) -> None:
     layer, targets = layer_and_targets()
-    backward(linear_cross_entropy(layer, targets, -1, at_most))
+    backward(linear_cross_entropy(layer, targets, at_most))
     expected = gradients(layer)
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
-    backward(compiled(layer, targets, -1, at_most))
+    backward(compiled(layer, targets, at_most))
     for slope, each in zip(gradients(layer), expected, strict=True):
         torch.testing.assert_close(slope, each, rtol=1e-5, atol=1e-5)

@@ -44,12 +44,12 @@ class Small(nn.Module):
         if self.form == "logits":
             return logits
         logits, targets = logits.flatten(0, 1), targets.flatten()
-        loss = functional.cross_entropy(logits, targets, ignore_index=-1, reduction=self.reduction)
+        loss = functional.cross_entropy(logits, targets, reduction=self.reduction)
         forms = {"scalar": loss, "tuple": (loss, logits), "mapping": {"loss": loss}, "row": loss * torch.ones(2)}
         return forms.get(self.form)
 
 def judge(logits, inputs):
-    return functional.cross_entropy(logits.flatten(0, 1), inputs["targets"].flatten(), ignore_index=-1)
+    return functional.cross_entropy(logits.flatten(0, 1), inputs["targets"].flatten())
 
 def judge_hf(outputs, inputs):
     return judge(outputs.logits, inputs)

@@ -88,7 +88,7 @@ def test_every_sample_of_a_language_model_gets_its_loss(
 ) -> None:
     model = {"kind": "hf", "architecture": "llama", "config": CONFIG}
     program = "from torch.nn.functional import cross_entropy\n\ndef loss(outputs, inputs):\n    "
-    program += "return cross_entropy(outputs.logits.flatten(0, 1), inputs['targets'].flatten(), ignore_index=-1)\n"
+    program += "return cross_entropy(outputs.logits.flatten(0, 1), inputs['targets'].flatten())\n"
     name = f"loss_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{name}.py").write_text(program)
     monkeypatch.chdir(tmp_path)

@@ -41,8 +41,8 @@ def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_bey
     assert len(samples) == 3
     assert bytes(batch.inputs["tokens"][:2].flatten().tolist()) == b"abcdefgtuv"
     assert batch.inputs["targets"][0].tolist() == list(b"bcdef")
-    assert batch.inputs["targets"][1].tolist() == [ord("g"), -1, *b"uvw"]
-    assert batch.inputs["targets"][2].tolist() == [*b"xyz", -1, -1]
+    assert batch.inputs["targets"][1].tolist() == [ord("g"), -100, *b"uvw"]
+    assert batch.inputs["targets"][2].tolist() == [*b"xyz", -100, -100]
     assert batch.counted == 5 + 4 + 3
 
 

@@ -32,7 +32,7 @@ def test_raw_and_numpy_files_give_the_same_samples_with_the_end_held_out(tmp_pat
         assert seen.inputs["tokens"][:2].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert seen.inputs["targets"][:2].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
         assert int(seen.inputs["targets"].max()) == 54
-        assert seen.inputs["targets"][-1].tolist() == [53, 54, -1, -1]
+        assert seen.inputs["targets"][-1].tolist() == [53, 54, -100, -100]
         assert seen.counted == 54
         assert found.validation[[0]].inputs["tokens"].tolist() == [[55, 56, 57, 58]]
 

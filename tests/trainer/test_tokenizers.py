@@ -19,9 +19,9 @@ from trainkit.recipe.described import has_template
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.data import text
-from trainkit.trainer.data.dataset import open_json_lines
+from trainkit.trainer.data.dataset import open_source
 from trainkit.trainer.data.encoding import open_encoder
-from trainkit.trainer.data.source import IGNORED, Source
+from trainkit.trainer.data.source import IGNORE_INDEX, Source
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import Parts, assemble
 
@@ -47,7 +47,7 @@ def source(path: Path, tokenizer: Path | None, **settings: Any) -> Source:
     data = {"kind": "jsonl", "path": str(path), "sequence_length": 64, "packing": False, **settings}
     if tokenizer:
         data["tokenizer"] = str(tokenizer)
-    return open_json_lines(Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 400}}), Path())
+    return open_source(Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 400}}), Path())
 
 
 def written(path: Path, *objects: object) -> Path:
@@ -60,7 +60,7 @@ def learned(found: Source, tokenizer: Path, row: int = 0) -> str:
     from transformers import AutoTokenizer
 
     targets = found.train[[row]].inputs["targets"][0]
-    return str(AutoTokenizer.from_pretrained(tokenizer).decode(targets[targets != IGNORED].tolist()))
+    return str(AutoTokenizer.from_pretrained(tokenizer).decode(targets[targets != IGNORE_INDEX].tolist()))
 
 
 def test_a_text_is_cut_by_the_tokenizer_and_its_end_is_learned(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:

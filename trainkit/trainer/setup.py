@@ -22,9 +22,8 @@ from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.loader import Transfer
-from trainkit.trainer.data.pairs import Lengths, is_writing, tokens_of_sample, widened
 from trainkit.trainer.data.sampler import Order, positions_of_rank
-from trainkit.trainer.data.source import Source
+from trainkit.trainer.data.source import Lengths, Source, is_writing, tokens_of_sample, widened
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import Best, Evaluation

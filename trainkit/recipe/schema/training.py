@@ -168,7 +168,7 @@ class Train(Section):
     loss_reduction: Literal["mean", "sum"] = setting(
         "mean",
         "What that number, or the one that a model of the user's own returns, is over the counted targets of the "
-        "batch: `targets` that are not -1, `labels` that are not -100, or without either its samples.",
+        "batch: `targets` or `labels` that are not -100, or without either its samples.",
     )
     steps: Annotated[int, Field(ge=0, le=MOST)] | None = setting(
         None,

@@ -1,4 +1,4 @@
-"""Chats as tokens, by a tokenizer's own template, and which of the tokens are the assistant's answers."""
+"""Text and chats as token ids: one for each byte, or by a tokenizer of transformers."""
 
 from __future__ import annotations
 
@@ -19,52 +19,6 @@ _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 class ChatError(ValueError):
     """Why a chat cannot be learned from, in short."""
-
-
-def chat_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-    """Ids of the whole chat, and for each whether it is part of an answer. ChatError where that cannot be known."""
-    # An answer runs from where the template invites it to the end of its message, with the token that ends the turn.
-    # `datasets` fills the keys that only some messages have with None, which templates would write out.
-    messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    if not any(message.get("role") == "assistant" for message in messages):
-        raise ChatError("it has no message of role assistant, which is what is learned")
-    try:
-        marked = _MARKER.search(tokenizer.get_chat_template()) is not None
-    except ValueError as error:
-        raise ChatError("the tokenizer has no chat template") from error
-    if not marked:
-        return _by_prefixes(tokenizer, messages)
-    found = _applied(tokenizer, messages, return_assistant_tokens_mask=True)
-    predicted = [bool(each) for each in found["assistant_masks"]]
-    if not any(predicted):
-        raise ChatError("the template marks nothing of it as the assistant's")
-    return list(found["input_ids"]), predicted
-
-
-def _by_prefixes(tokenizer: Any, messages: list[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-    """What precedes an answer, and the chat up to its end, must each be how the whole chat begins."""
-    ids = list(_applied(tokenizer, messages)["input_ids"])
-    predicted = [False] * len(ids)
-    for place, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        before = list(_applied(tokenizer, messages[:place], add_generation_prompt=True)["input_ids"]) if place else []
-        upto = list(_applied(tokenizer, messages[: place + 1])["input_ids"])
-        if ids[: len(before)] != before or ids[: len(upto)] != upto or len(upto) <= len(before):
-            raise ChatError(
-                f"where the answer in message {place + 1} begins and ends is not known: the template writes the same "
-                "messages differently with others after them, and it has no {% generation %} marks"
-            )
-        predicted[len(before) : len(upto)] = [True] * (len(upto) - len(before))
-    return ids, predicted
-
-
-def _applied(tokenizer: Any, messages: list[Mapping[str, Any]], **options: Any) -> Mapping[str, Any]:
-    try:
-        found: Mapping[str, Any] = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
-    except Exception as error:  # a template is a program, and may fail in any way
-        raise ChatError(f"the chat template fails: {type(error).__name__}: {error}") from error
-    return found
 
 
 # What decides how a tokenizer cuts text, among the files of a model's folder.
@@ -96,6 +50,10 @@ class Encoder:
         """What goes after a text. final: also that nothing follows, where the model is to learn that."""
         return []
 
+    def source(self, text: str, limit: int) -> tuple[list[int], bool]:
+        """A text for an encoder with its ends, of `limit` tokens at most, and whether it was cut."""
+        return fitted(self.opening(), self.plain(text), self.closing(final=False), limit)
+
     def target(self, text: str) -> tuple[list[int], list[int], list[int]]:
         """What goes before a text that a decoder is to write, the text, and what ends it."""
         return self.opening(), self.plain(text), self.closing(final=True)
@@ -122,6 +80,7 @@ class Tokenizer(Encoder):
         self.mask = inner.mask_token_id
         candidates = (inner.pad_token_id, inner.eos_token_id, 0)
         self.padding = next(each for each in candidates if each is not None)
+        self._end = [] if inner.eos_token_id is None else [inner.eos_token_id]
         self._opening, self._closing = _ends(inner("a")["input_ids"], self.plain("a"))
 
     def plain(self, text: str) -> list[int]:
@@ -129,34 +88,75 @@ class Tokenizer(Encoder):
         return ids
 
     def opening(self) -> list[int]:
-        return list(self._opening)
+        return self._opening
 
     def closing(self, *, final: bool) -> list[int]:
         """What the tokenizer itself puts after a text; where that is nothing, a final text has its end token."""
-        end = self._inner.eos_token_id
-        return self._closing or ([end] if final and end is not None else [])
+        return self._closing or (self._end if final else [])
 
     def target(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        # Translators' tokenizers cut and mark targets in another way than sources.
         opening, closing = self._target_ends
-        return list(opening), self._target(text), list(closing)
+        return opening, self._inner(text_target=text, add_special_tokens=False)["input_ids"], closing
 
     @cached_property
     def _target_ends(self) -> tuple[list[int], list[int]]:
-        # Translators' tokenizers cut and mark targets in another way than sources.
-        opening, closing = _ends(self._inner(text_target="a")["input_ids"], self._target("a"))
-        end = self._inner.eos_token_id
-        return opening, closing or ([end] if end is not None else [])
-
-    def _target(self, text: str) -> list[int]:
-        ids: list[int] = self._inner(text_target=text, add_special_tokens=False)["input_ids"]
-        return ids
+        cut = self._inner(text_target="a", add_special_tokens=False)["input_ids"]
+        opening, closing = _ends(self._inner(text_target="a")["input_ids"], cut)
+        return opening, closing or self._end
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        return chat_tokens(self._inner, messages)
+        # `datasets` fills the keys that only some messages have with None, which templates would write out.
+        chat = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        if not any(message.get("role") == "assistant" for message in chat):
+            raise ChatError("it has no message of role assistant, which is what is learned")
+        try:
+            marked = _MARKER.search(self._inner.get_chat_template()) is not None
+        except ValueError as error:
+            raise ChatError("the tokenizer has no chat template") from error
+        found = self._templated(chat, **({"return_assistant_tokens_mask": True} if marked else {}))
+        ids = list(found["input_ids"])
+        if not marked:
+            return ids, self._answers(ids, chat)
+        predicted = [bool(each) for each in found["assistant_masks"]]
+        if not any(predicted):
+            raise ChatError("the template marks nothing of it as the assistant's")
+        return ids, predicted
+
+    def _answers(self, ids: list[int], messages: list[dict[str, Any]]) -> list[bool]:
+        """Which ids of a chat are answers: each runs from the template's invitation to the end of its message."""
+        predicted = [False] * len(ids)
+        for place, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            before = self._templated(messages[:place], add_generation_prompt=True)["input_ids"] if place else []
+            upto = self._templated(messages[: place + 1])["input_ids"]
+            # Both must be how the whole chat begins.
+            if ids[: len(before)] != before or ids[: len(upto)] != upto or len(upto) <= len(before):
+                raise ChatError(
+                    f"where the answer in message {place + 1} begins and ends is not known: the template writes the "
+                    "same messages differently with others after them, and it has no {% generation %} marks"
+                )
+            predicted[len(before) : len(upto)] = [True] * (len(upto) - len(before))
+        return predicted
+
+    def _templated(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, list[int]]:
+        try:
+            found = self._inner.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise ChatError(f"the chat template fails: {type(error).__name__}: {error}") from error
+        return {name: list(values) for name, values in found.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._inner.decode(list(ids), skip_special_tokens=True)
         return text
+
+
+def fitted(opening: list[int], ids: list[int], closing: list[int], limit: int) -> tuple[list[int], bool]:
+    """A text cut to `limit` tokens with its ends, and whether it was cut."""
+    # The ends stay: a decoder that never sees an end does not learn to stop.
+    room = max(0, limit - len(opening) - len(closing))
+    return [*opening, *ids[:room], *closing][:limit], len(ids) > room
 
 
 def _ends(whole: list[int], alone: list[int]) -> tuple[list[int], list[int]]:

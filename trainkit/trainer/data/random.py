@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from trainkit.recipe.schema import HfModel, RandomData, Recipe
-from trainkit.trainer.data.pairs import Lengths, pair_batch
-from trainkit.trainer.data.source import Batch, Samples, Source
+from trainkit.trainer.data.source import Batch, Lengths, Samples, Source, pair_batch
 from trainkit.trainer.randomness import derived_seed
 
 

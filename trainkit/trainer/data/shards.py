@@ -1,14 +1,17 @@
-"""The rows of one file from any place on, a few at a time, and what is wrong with them."""
+"""The files of a data set by split, and the rows of one file from any place on, a few at a time."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from trainkit.errors import TrainingError
+from trainkit.files import parse_json
+from trainkit.hub.splits import READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
 from trainkit.recipe.suggestions import nearest
 from trainkit.trainer.data.source import reading
 from trainkit.trainer.user_code import first_line
@@ -108,50 +111,64 @@ def _listed_mappings(value: Any) -> Any:
     return value
 
 
-def json_lines(paths: Sequence[Path]) -> Iterator[Row]:
-    """The objects in the lines of some files; blank lines are skipped. TrainingError for a line that is none."""
-    for path in paths:
-        with reading(path), path.open("rb") as lines:
-            _refuse_others(path, lines.peek(4))
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield json_row(line, f"{path}:{number}")
+def chosen_files(path: Path, asked: RowSelection) -> tuple[list[Path], list[Path]]:
+    """The files to train on, and those to evaluate on, which may be none.
 
-
-def _refuse_others(path: Path, head: bytes) -> None:
-    """TrainingError where a file's first bytes are those of another format."""
-    for beginning, (kind, hint) in _NO_LINES.items():
-        if head.startswith(beginning):
-            raise TrainingError(f"data.path: {path} is {kind} and no JSON lines", hint=hint)
-
-
-def json_row(line: bytes, place: str) -> Row:
-    """The object in a line. TrainingError where there is none."""
+    path: a file, a plain folder, or what `save_to_disk` wrote. TrainingError where there is no such data.
+    """
+    if not path.exists():
+        raise TrainingError(f"data.path: {path} does not exist", hint="check the path; it starts at the working folder")
+    saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    if asked.subset is not None and (path.is_file() or saved):
+        what = f"data.subset: {path} has no subset {asked.subset!r}"
+        raise TrainingError(what, hint="leave data.subset out: it is for what a README.md lists")
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
-        raise TrainingError(f"data.path: {place} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TrainingError(f"data.path: {place} is not an object in braces")
-    return Row(place, found)
+        if path.is_file():
+            splits = {"train": [path]}
+        else:
+            splits = _saved_files(path) if saved else split_files(path, asked.subset)
+        if not splits:
+            what = f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl"
+            raise TrainingError(what)
+        first, second = selected_splits(splits, asked)
+    except NoSuchPartError as error:
+        raise TrainingError(f"data.{error.key}: {path} {error.what}", hint=error.hint) from error
+    return splits[first], splits[second] if second else []
 
 
-class Mark(NamedTuple):
-    """A place in a file: before a row, counted from 0 (of JSON lines: a line), and its byte where lines have one."""
+def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
+    """The parquet files of a folder, or else its JSON lines, by split; {} where it has neither."""
 
-    row: int = 0
-    offset: int = 0
+    def refuse(error: OSError) -> None:
+        raise error
+
+    names: list[str] = []
+    with reading(path):
+        for found, folders, files in os.walk(path, onerror=refuse, followlinks=True):
+            real = Path(found).resolve()
+            # A link to a folder that it lies in would lead on for ever.
+            folders[:] = [each for each in folders if Path(found, each).resolve() not in (real, *real.parents)]
+            below = Path(found).relative_to(path)
+            names += [(below / name).as_posix() for name in files if name.endswith(READ)]
+        readme = (path / README).read_text("utf-8", "replace") if (path / README).is_file() else ""
+    splits = files_by_split(names, readme, subset)
+    return {split: [path / name for name in files] for split, files in splits.items()}
 
 
-class RawRow(NamedTuple):
-    """A row as it was read: a line that is still to be parsed, or values by field. place: for messages."""
-
-    place: str
-    content: bytes | dict[str, Any]
-
-    def row(self) -> Row:
-        """The row. TrainingError for a line that holds none."""
-        return json_row(self.content, self.place) if isinstance(self.content, bytes) else Row(self.place, self.content)
+def _saved_files(path: Path) -> dict[str, list[Path]]:
+    """The Arrow files of what `save_to_disk` wrote, a data set or several as its splits."""
+    try:
+        folders = {"train": path}
+        if (path / "dataset_dict.json").exists():
+            names = parse_json((path / "dataset_dict.json").read_bytes())["splits"]
+            folders = {str(name): path / str(name) for name in names}
+        states = {name: parse_json((folder / "state.json").read_bytes()) for name, folder in folders.items()}
+        return {
+            name: [folders[name] / str(each["filename"]) for each in state["_data_files"]]
+            for name, state in states.items()
+        }
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
 
 
 def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tuple[str, ...]]]:
@@ -168,67 +185,84 @@ def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tupl
         size = path.stat().st_size
         if path.suffix not in TABLES:
             with path.open("rb") as file:
-                _refuse_others(path, file.peek(4))
+                head = file.read(4)
+            for beginning, (kind, hint) in _NO_LINES.items():
+                if head.startswith(beginning):
+                    raise TrainingError(f"data.path: {path} is {kind} and no JSON lines", hint=hint)
             return size, {}
-    with _table_file(path) as file:
-        schema = file.schema_arrow if path.suffix == ".parquet" else file.schema
-    for column in lacking(columns, schema.names):
-        has = f"it has {', '.join(schema.names)}"
-        close = nearest(column, schema.names)
-        hint = f"did you mean {close}? {has}" if close else has
-        raise TrainingError(f"data.path: {path} has no column {column!r}", hint=hint)
-    return size, _label_names(schema)
+    with _table(path) as (_, schema):
+        for column in columns:
+            if not {column, column.partition(".")[0]}.intersection(schema.names):
+                close, has = nearest(column, schema.names), f"it has {', '.join(schema.names)}"
+                hint = f"did you mean {close}? {has}" if close else has
+                raise TrainingError(f"data.path: {path} has no column {column!r}", hint=hint)
+        return size, _label_names(schema)
 
 
-def holding(fields: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """The columns that hold some fields: a name with a dot that is none of them leads into a mapping."""
-    return list(dict.fromkeys(name if name in columns else name.partition(".")[0] for name in fields))
+class ShardPosition(NamedTuple):
+    """Before a row in a series of files. shard: number of the file. offset: the row's first byte, 0 in tables."""
+
+    shard: int = 0
+    row: int = 0  # counted from 0; of JSON lines a line
+    offset: int = 0
 
 
-def lacking(fields: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """The fields that no column holds."""
-    return [name for name in fields if not set(holding([name], columns)) <= set(columns)]
+START = ShardPosition()
 
 
-def rows_of(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
-    """The rows of a file from a place on, each with its own. TrainingError names a row that cannot be read."""
-    if path.suffix == ".parquet":
-        return _of_parquet(path, columns, start)
-    if path.suffix == ".arrow":
-        return _of_arrow(path, columns, start)
-    return _of_lines(path, start)
+class RawRow(NamedTuple):
+    """A row as it was read: a line that is still to be parsed, or values by field."""
+
+    path: Path
+    position: ShardPosition
+    content: bytes | dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """File and row, for messages."""
+        row = self.position.row
+        return f"{self.path}: row {row}" if isinstance(self.content, dict) else f"{self.path}:{row + 1}"
+
+    def row(self) -> Row:
+        """The row. TrainingError for a line that holds none."""
+        found: Any = self.content
+        if isinstance(self.content, bytes):
+            try:
+                found = json.loads(self.content)
+            except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
+                raise TrainingError(f"data.path: {self.place} is not JSON: {error}") from error
+            if not isinstance(found, dict):
+                raise TrainingError(f"data.path: {self.place} is not an object in braces")
+        return Row(self.place, found)
 
 
-def _of_lines(path: Path, start: Mark) -> Iterator[tuple[Mark, RawRow]]:
-    row, offset = start
-    with reading(path), path.open("rb") as lines:
-        lines.seek(offset)
-        for line in lines:
-            if line.strip():
-                yield Mark(row, offset), RawRow(f"{path}:{row + 1}", line)
-            row, offset = row + 1, offset + len(line)
-
-
-def _of_parquet(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
-    with _table_file(path) as file:
-        chosen = holding(columns, file.schema_arrow.names)
+def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[RawRow]:
+    """The rows of a file from a position on, blank lines left out. TrainingError names a row that cannot be read."""
+    if path.suffix not in TABLES:
+        shard, row, offset = start
+        with reading(path), path.open("rb") as lines:
+            lines.seek(offset)
+            for line in lines:
+                if line.strip():
+                    yield RawRow(path, ShardPosition(shard, row, offset), line)
+                row, offset = row + 1, offset + len(line)
+        return
+    with _table(path) as (file, schema):
+        # A name with a dot that is no column leads into a mapping.
+        chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in columns))
+        if path.suffix == ".arrow":
+            yield from _of_batches(path, (batch.select(chosen) for batch in file), 0, start)
+            return
         first = 0  # row of the group
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             if first + size > start.row:
                 batches = file.iter_batches(_READ, row_groups=[group], columns=chosen, use_threads=False)
-                yield from _of_batches(path, batches, first, start.row)
+                yield from _of_batches(path, batches, first, start)
             first += size
 
 
-def _of_arrow(path: Path, columns: Sequence[str], start: Mark) -> Iterator[tuple[Mark, RawRow]]:
-    with _table_file(path) as file:
-        chosen = holding(columns, file.schema.names)
-        batches = (batch.select(chosen) for batch in file)
-        yield from _of_batches(path, batches, 0, start.row)
-
-
-def _of_batches(path: Path, batches: Iterator[Any], row: int, start: int) -> Iterator[tuple[Mark, RawRow]]:
+def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPosition) -> Iterator[RawRow]:
     """Rows from `start` on of record batches whose first row is `row`."""
     while True:
         try:
@@ -237,12 +271,12 @@ def _of_batches(path: Path, batches: Iterator[Any], row: int, start: int) -> Ite
             raise _unreadable(path, row, error) from error
         if batch is None:
             return
-        for first in range(min(batch.num_rows, max(0, start - row)), batch.num_rows, _READ):
-            yield from _values(path, batch.slice(first, _READ), row + first)
+        for first in range(min(batch.num_rows, max(0, start.row - row)), batch.num_rows, _READ):
+            yield from _values(path, batch.slice(first, _READ), start.shard, row + first)
         row += batch.num_rows
 
 
-def _values(path: Path, batch: Any, row: int) -> Iterator[tuple[Mark, RawRow]]:
+def _values(path: Path, batch: Any, shard: int, row: int) -> Iterator[RawRow]:
     """Rows of a record batch whose first row is `row`. TrainingError names the one that holds what is no value."""
     try:
         values = batch.to_pylist()
@@ -251,9 +285,9 @@ def _values(path: Path, batch: Any, row: int) -> Iterator[tuple[Mark, RawRow]]:
             raise _unreadable(path, row, error) from error
         values = ()
         for place in range(batch.num_rows):
-            yield from _values(path, batch.slice(place, 1), row + place)
+            yield from _values(path, batch.slice(place, 1), shard, row + place)
     for number, fields in enumerate(values, start=row):
-        yield Mark(number), RawRow(f"{path}: row {number}", fields)
+        yield RawRow(path, ShardPosition(shard, number), fields)
 
 
 def _unreadable(path: Path, row: int, error: Exception) -> TrainingError:
@@ -261,8 +295,8 @@ def _unreadable(path: Path, row: int, error: Exception) -> TrainingError:
 
 
 @contextmanager
-def _table_file(path: Path) -> Iterator[Any]:
-    """A parquet or Arrow file, open. TrainingError where it is none, or pyarrow is not installed."""
+def _table(path: Path) -> Iterator[tuple[Any, Any]]:
+    """A parquet or Arrow file, open, and its schema. TrainingError where it is none, or pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -274,13 +308,15 @@ def _table_file(path: Path) -> Iterator[Any]:
             # Buffered: a row group, which may be of gigabytes, is never read at once.
             sparing = {"pre_buffer": False, "buffer_size": 1 << 20}
             file = pyarrow.parquet.ParquetFile(path, **sparing, page_checksum_verification=True)
+            schema = file.schema_arrow
         else:
             file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            schema = file.schema
     except Exception as error:  # Arrow raises anything over what is damaged
         kind = "parquet" if path.suffix == ".parquet" else "Arrow"
         raise TrainingError(f"data.path: {path} is no sound {kind} file: {first_line(error)}") from error
     with file:
-        yield file
+        yield file, schema
 
 
 def _label_names(schema: Any) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What a source of data gives: training and validation samples, and what is known of them."""
+"""What a source of data gives: training and validation samples by number, as batches, and what is known of them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from trainkit.errors import TrainingError
+from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.encoding import Encoder
 
-IGNORED = -1  # target id that is not predicted
-NO_LABEL = -100  # the same among labels, as models of transformers have it
+IGNORE_INDEX = -100  # a target or label that is not predicted: the default `ignore_index` of torch's losses
 Ids = NDArray[np.integer[Any]]
+Mask = NDArray[np.bool_]
 
 
 class Batch(NamedTuple):
     """Some samples, by the names of the model's arguments.
 
-    Byte and token data give `tokens` and `targets` (int64, -1 where nothing is predicted), padded and labelled data
+    Byte and token data give `tokens` and `targets` (int64, -100 where nothing is predicted), padded and labelled data
     `input_ids`, `attention_mask` and `labels` as models of transformers name them.
     """
 
@@ -108,30 +110,127 @@ def reading(file: Path) -> Iterator[None]:
         raise TrainingError(f"data.path: {file} cannot be read: {error.strerror or error}") from error
 
 
-def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:
-    """Where the validation samples begin in a row of tokens: the end is held out. TrainingError if it is too short."""
-    border = size - max(length + 1, int(size * fraction))
-    if border <= length:
-        raise TrainingError(
-            f"data.path: {where}{size} {unit} are too few for a training and a validation sample of {length}",
-            hint="lower data.sequence_length, or bring more text",
-        )
-    return border
+def is_writing(recipe: Recipe) -> bool:
+    """Whether a decoder is to write one text for another."""
+    return isinstance(recipe.model, HfModel) and recipe.model.task == "seq2seq_lm"
 
 
-def next_token_batch(samples: Iterable[tuple[Ids, NDArray[np.bool_]]], size: int, length: int, padding: int) -> Batch:
-    """A batch of `size` samples of which the next tokens are predicted; what a sample does not fill is padding.
+def tokens_of_sample(recipe: Recipe) -> int:
+    """Tokens that go through the model for a sample, at most."""
+    pair = is_writing(recipe) and hasattr(recipe.data, "target_length")
+    return recipe.data.sequence_length + (Lengths.of(recipe.data).target if pair else 0)
 
-    samples: ids of up to `length` + 1 tokens each, and which of them are predicted, from the second on.
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long sources and their targets are: tokens at most, the ends included. padding: as of `data.padding`."""
+
+    source: int
+    target: int
+    padding: Literal["longest", "max_length"] = "max_length"
+
+    @classmethod
+    def of(cls, data: Any) -> Lengths:
+        """Of a data section whose samples are pairs."""
+        target = data.target_length or data.sequence_length
+        return cls(data.sequence_length, target, getattr(data, "padding", "max_length"))
+
+    def width(self, rows: Sequence[Ids], limit: int) -> int:
+        """How far a batch of sources or targets is filled up."""
+        if self.padding == "max_length":
+            return limit
+        # In steps of 8: for tensor cores, and for fewer shapes to compile for.
+        return min(limit, -(-max(len(row) for row in rows) // 8) * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What batches of rows have in common.
+
+    length: tokens of a sample at most, both parts of a pair together. padding: the id that fills samples up. whole:
+    they are read as a whole, not predicted token by token. pairs: where they are sources with targets.
     """
-    # No attention mask: padding is at the end, where no token before it looks.
-    tokens = np.full((size, length), padding, dtype=np.int64)
-    targets = np.full((size, length), IGNORED, dtype=np.int64)
-    for row, (ids, predicted) in enumerate(samples):
-        tokens[row, : len(ids) - 1] = ids[:-1]
-        targets[row, : len(ids) - 1] = np.where(predicted, ids[1:].astype(np.int64), IGNORED)
-    counted = int(np.count_nonzero(targets != IGNORED))
-    return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+
+    length: int
+    padding: int
+    whole: bool
+    pairs: Lengths | None = None
+
+    def batch(self, samples: Sequence[tuple[Ids, Mask]], labels: NDArray[np.int64] | None = None) -> Batch:
+        """A batch of samples: their ids, and which of these are predicted. labels: one for each sample, if they have.
+
+        What a sample does not fill is padding. Of a pair the target is what is predicted.
+        """
+        if self.pairs:
+            return pair_batch(
+                ((ids[~predicted], ids[predicted]) for ids, predicted in samples), self.pairs, self.padding
+            )
+        if self.whole:
+            inputs = _read_whole(*_filled([ids for ids, _ in samples], self.length, self.padding))
+            return Batch(inputs if labels is None else {**inputs, "labels": torch.from_numpy(labels)}, len(samples))
+        # No attention mask: padding is at the end, where no token before it looks.
+        tokens = np.full((len(samples), self.length), self.padding, dtype=np.int64)
+        targets = np.full((len(samples), self.length), IGNORE_INDEX, dtype=np.int64)
+        for row, (ids, predicted) in enumerate(samples):
+            tokens[row, : len(ids) - 1] = ids[:-1]
+            targets[row, : len(ids) - 1] = np.where(predicted[1:], ids[1:].astype(np.int64), IGNORE_INDEX)
+        counted = int(np.count_nonzero(targets != IGNORE_INDEX))
+        return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+
+
+def pair_batch(pairs: Iterable[tuple[Ids, Ids]], lengths: Lengths, padding: int) -> Batch:
+    """A batch of sources with targets, as encoder-decoders of transformers take them.
+
+    `input_ids` (samples, source), `attention_mask` where some are padded, `labels` (samples, target), -100 behind the
+    end of each.
+    """
+    sources, targets = zip(*pairs, strict=True)
+    inputs = _read_whole(*_filled(sources, lengths.width(sources, lengths.source), padding))
+    labels, real = _filled(targets, lengths.width(targets, lengths.target), IGNORE_INDEX)
+    return Batch({**inputs, "labels": torch.from_numpy(labels)}, int(np.count_nonzero(real)), written=labels.size)
+
+
+def _filled(rows: Sequence[Ids], width: int, filler: int) -> tuple[NDArray[np.int64], Mask]:
+    """Rows of one width, and which of their places were not filled up."""
+    ids = np.full((len(rows), width), filler, dtype=np.int64)
+    real = np.zeros((len(rows), width), dtype=np.bool_)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+        real[place, : len(row)] = True
+    return ids, real
+
+
+def _read_whole(ids: NDArray[np.int64], real: Mask) -> dict[str, Tensor]:
+    inputs = {"input_ids": torch.from_numpy(ids)}
+    if not real.all():  # a mask would cost the flash kernel
+        inputs["attention_mask"] = torch.from_numpy(real.astype(np.int64))
+    return inputs
+
+
+def widened(batch: Batch, lengths: Lengths, padding: int) -> Batch:
+    """The same batch with samples as long as any may be, all of whose places count: the most that a step takes."""
+    ids, labels = batch.inputs["input_ids"], batch.inputs["labels"]
+    seen = batch.inputs.get("attention_mask", torch.ones_like(ids))
+    more, further = (0, lengths.source - ids.shape[1]), (0, lengths.target - labels.shape[1])
+    inputs = {
+        "input_ids": functional.pad(ids, more, value=padding),
+        "attention_mask": functional.pad(seen, more, value=0),
+        "labels": functional.pad(labels.masked_fill(labels == IGNORE_INDEX, padding), further, value=padding),
+    }
+    return Batch(inputs, inputs["labels"].numel(), written=inputs["labels"].numel())
+
+
+def targets_of(inputs: Mapping[str, Tensor]) -> Tensor | None:
+    """What is to be predicted, by either of its names."""
+    return inputs.get("targets", inputs.get("labels"))
+
+
+def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
+    """Targets or labels that are not -100, or without either one a sample."""
+    targets = targets_of(inputs)
+    if targets is None:
+        return len(next(iter(inputs.values()), ()))
+    return torch.count_nonzero(targets != IGNORE_INDEX)  # left on the device: reading it would wait for the computation
 
 
 def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
@@ -139,28 +238,19 @@ def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
 
     Rounded up to sixteenths, so that sizes that follow from it seldom change.
     """
-    for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
-        if name in inputs and inputs[name].dim() > 1 and not inputs[name].is_floating_point():
-            size = inputs[name].numel()
-            share = -(-int(np.count_nonzero(inputs[name].numpy() != ignored)) * 16 // size)
-            return max(1, -(-share * size // 16)) if share <= 8 else None
-    return None
+    targets = targets_of(inputs)
+    if targets is None or targets.dim() < 2 or targets.is_floating_point():
+        return None
+    size = targets.numel()
+    share = -(-int(np.count_nonzero(targets.numpy() != IGNORE_INDEX)) * 16 // size)
+    return max(1, -(-share * size // 16)) if share <= 8 else None
 
 
 def bounds_of_micro(batch: Batch, micro: int) -> Iterator[int | None]:
     """`targets_at_most` of each micro batch of `micro` samples."""
-    whole = next((batch.inputs[name].numel() for name in ("targets", "labels") if name in batch.inputs), 0)
-    if batch.counted == whole:  # of all of them, as in running text: nothing to count
+    targets = targets_of(batch.inputs)
+    if targets is None or batch.counted == targets.numel():  # of all of them, as in running text: nothing to count
         yield from repeat(None)
     sizes = (torch.split(each, micro) for each in batch.inputs.values())
     for each in zip(*sizes, strict=True):
         yield targets_at_most(dict(zip(batch.inputs, each, strict=True)))
-
-
-def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
-    """Targets that count: `targets` that are not -1, `labels` that are not -100, or else one a sample."""
-    for name, ignored in (("targets", IGNORED), ("labels", NO_LABEL)):
-        if name in inputs:
-            # Left on the device: reading it would wait for the computation.
-            return torch.count_nonzero(inputs[name] != ignored)
-    return len(next(iter(inputs.values()), ()))

@@ -12,8 +12,7 @@ from torch.utils.data import Subset, default_collate
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetData
-from trainkit.trainer.data.pairs import is_writing
-from trainkit.trainer.data.source import Batch, Samples, Source, count_targets
+from trainkit.trainer.data.source import Batch, Samples, Source, count_targets, is_writing
 from trainkit.trainer.user_code import blaming, imported
 
 

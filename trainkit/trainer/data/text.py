@@ -26,8 +26,8 @@ from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, remove_tree, try_lock
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import Samples, Source, held_out, reading
-from trainkit.trainer.data.tokens import Stretch
+from trainkit.trainer.data.source import Samples, Source, reading
+from trainkit.trainer.data.tokens import Stretch, held_out
 
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
-from trainkit.trainer.data.source import IGNORED, Batch, Ids, Samples, Source, held_out, reading
+from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Ids, Samples, Source, reading
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
 
@@ -64,6 +64,17 @@ def check_ids(ids: Ids, first: int, *, vocabulary: int | None, path: Path) -> No
     )
 
 
+def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:
+    """Where the validation samples begin in a row of tokens: the end is held out. TrainingError if it is too short."""
+    border = size - max(length + 1, int(size * fraction))
+    if border <= length:
+        raise TrainingError(
+            f"data.path: {where}{size} {unit} are too few for a training and a validation sample of {length}",
+            hint="lower data.sequence_length, or bring more text",
+        )
+    return border
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Neighbouring tokens, cut into samples of equal length; the end may leave the last one short."""
@@ -95,8 +106,8 @@ class Stretch:
         tokens, targets = rows[:, :-1].copy(), rows[:, 1:].copy()
         lows, highs = np.searchsorted(self.starts, (firsts + 1, firsts + length + 1))
         for row in np.flatnonzero(lows < highs):
-            targets[row, self.starts[lows[row] : highs[row]] - firsts[row] - 1] = IGNORED
+            targets[row, self.starts[lows[row] : highs[row]] - firsts[row] - 1] = IGNORE_INDEX
         if beyond is not None:
-            tokens[beyond[:, 1:]], targets[beyond[:, 1:]] = self.padding, IGNORED
-        ignored = int(np.count_nonzero(targets == IGNORED)) if beyond is not None or (lows < highs).any() else 0
+            tokens[beyond[:, 1:]], targets[beyond[:, 1:]] = self.padding, IGNORE_INDEX
+        ignored = int(np.count_nonzero(targets == IGNORE_INDEX)) if beyond is not None or (lows < highs).any() else 0
         return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, targets.size - ignored)

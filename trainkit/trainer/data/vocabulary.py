@@ -1,4 +1,4 @@
-"""Tokens hidden from a masked language model, which learns to find them (BERT, Devlin et al. 2019, section 3.1)."""
+"""The source as a model takes it: token ids and labels that it knows, and for a masked model hidden tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
-from trainkit.trainer.data.pairs import is_writing
 from trainkit.trainer.data.sampler import Draw
-from trainkit.trainer.data.source import IGNORED, NO_LABEL, Batch, Samples, Source, Stream
+from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Samples, Source, Stream, is_writing
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.randomness import derived_seed
 
@@ -49,7 +48,10 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """How tokens are hidden. special: ids that are never chosen. replacements: those that take a token's place."""
+    """How tokens are hidden (BERT, Devlin et al. 2019, section 3.1).
+
+    special: ids that are never chosen. replacements: those that take a token's place.
+    """
 
     seed: int
     share: float  # of the tokens that are chosen
@@ -64,7 +66,7 @@ class Masking:
         ids = inputs["input_ids"].numpy()
         length = ids.shape[1]
         seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
-        shown, labels = ids.copy(), np.full_like(ids, NO_LABEL)
+        shown, labels = ids.copy(), np.full_like(ids, IGNORE_INDEX)
         for row, index in enumerate(indices):
             # What is hidden follows from seed, step and position in the global batch, and where samples are not drawn
             # for a step (evaluation) from their numbers: loader processes, ranks and interruptions change nothing.
@@ -77,14 +79,14 @@ class Masking:
             replaced = chosen & (dice >= _HIDDEN) & (dice < _HIDDEN + _REPLACED)
             shown[row, replaced] = drawn[replaced]
         found = {**inputs, "input_ids": torch.from_numpy(shown), "labels": torch.from_numpy(labels)}
-        return batch._replace(inputs=found, counted=int(np.count_nonzero(labels != NO_LABEL)))
+        return batch._replace(inputs=found, counted=int(np.count_nonzero(labels != IGNORE_INDEX)))
 
 
 def whole(batch: Batch) -> dict[str, torch.Tensor]:
     """Samples to be read as a whole out of those for the next token: what follows the last target is padding."""
     if "tokens" not in batch.inputs:
         return batch.inputs
-    seen = (batch.inputs["targets"] != IGNORED).flip(1).cumsum(1).flip(1) > 0
+    seen = (batch.inputs["targets"] != IGNORE_INDEX).flip(1).cumsum(1).flip(1) > 0
     inputs = {"input_ids": batch.inputs["tokens"]}
     if not seen.all():
         inputs["attention_mask"] = seen.long()
@@ -128,7 +130,7 @@ def checked(source: Source, vocabulary: int | None, labels: int | None) -> Sourc
     """The source with samples that raise TrainingError, by number, for what the model does not know."""
     limits = {"labels": labels} if labels is not None else {}
     if vocabulary is not None and source.highest < 0:
-        limits |= {"tokens": vocabulary, "input_ids": vocabulary}
+        limits |= {"tokens": vocabulary, "input_ids": vocabulary, "targets": vocabulary}
     return source.with_batches(partial(_checked_batch, limits, source.stream)) if limits else source
 
 
@@ -138,8 +140,8 @@ def _checked_batch(limits: Mapping[str, int], stream: Stream | None, samples: Sa
     for name, limit in limits.items():
         values = batch.inputs.get(name, _NONE)
         outside = (values < 0) | (values >= limit)
-        if name == "labels":
-            outside &= values != NO_LABEL
+        if name in ("labels", "targets"):
+            outside &= values != IGNORE_INDEX
         if outside.any():
             row = int(outside.nonzero()[0][0])
             what = "labels" if name == "labels" else "token ids"

@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
-from trainkit.trainer.data.pairs import encoded_source
-from trainkit.trainer.data.source import IGNORED, NO_LABEL, Labels, count_targets
+from trainkit.trainer.data.source import IGNORE_INDEX, Labels, count_targets, targets_of
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.loop import Progress
 from trainkit.trainer.metrics.evaluation import in_turn
@@ -90,13 +89,13 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
     if parts.model.loss_function is not None:
         count = int(count_targets(inputs))
         return iter([{"loss": round(float(model(**inputs)) / max(1, count), 6), "counted": count}])
-    truth = "targets" if "targets" in inputs else "labels"
+    truth = targets_of(inputs)
     logits = model(**parts.model.shown(inputs)).float()
     if parts.model.labels is not None:
-        return _labels(logits.softmax(dim=-1), inputs.get(truth), parts.source.labels)
-    ignored = IGNORED if truth == "targets" else NO_LABEL
-    losses = functional.cross_entropy(logits.transpose(1, 2), inputs[truth], ignore_index=ignored, reduction="none")
-    counts = (inputs[truth] != ignored).sum(dim=1).cpu()
+        return _labels(logits.softmax(dim=-1), truth, parts.source.labels)
+    assert truth is not None
+    losses = functional.cross_entropy(logits.transpose(1, 2), truth, ignore_index=IGNORE_INDEX, reduction="none")
+    counts = (truth != IGNORE_INDEX).sum(dim=1).cpu()
     means = losses.cpu().double().sum(dim=1) / counts.clamp(min=1)  # on the host, for MPS has no 64 bits
     pairs = zip(means.tolist(), counts.tolist(), strict=True)
     return ({"loss": round(loss, 6), "counted": count} for loss, count in pairs)
@@ -167,7 +166,7 @@ def generate(parts: Parts) -> str:
 
 def _of_target(parts: Parts, model: EncoderDecoder, text: str) -> tuple[dict[str, Tensor], Tensor, int | None]:
     """What the encoder reads, what the decoder begins with (1, ids), and the id that ends a target."""
-    source, _ = encoded_source(parts.source.encoder, text, parts.settings.recipe.data.sequence_length)
+    source, _ = parts.source.encoder.source(text, parts.settings.recipe.data.sequence_length)
     return {"input_ids": torch.tensor([source], device=parts.device)}, *_beginning(parts, model)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainkit.recipe.schema import GptModel, Moe, Recipe
-from trainkit.trainer.data.source import IGNORED
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
@@ -112,7 +111,7 @@ class Gpt(Model):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
-        Targets of -1 are not counted. In training the routers' losses are part of the sum.
+        Targets of -100 are not counted. In training the routers' losses are part of the sum.
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(places))
@@ -127,13 +126,13 @@ class Gpt(Model):
         if targets is None:
             return functional.linear(x, head)
         if self.loss_function is None:
-            loss = linear_cross_entropy((x, head, None), targets, IGNORED, self.targets_at_most)
+            loss = linear_cross_entropy((x, head, None), targets, self.targets_at_most)
         else:
             loss = self.loss_function(functional.linear(x, head), {"tokens": tokens, "targets": targets})
         if not routings or not self.training:  # evaluation is of the predictions alone
             return loss
         self.load_of_pass = torch.stack([load for _, _, load in routings])
-        return loss + auxiliary_loss(routings, targets, self.moe, IGNORED)
+        return loss + auxiliary_loss(routings, targets, self.moe)
 
 
 def build_gpt(recipe: Recipe) -> Gpt:

@@ -1,8 +1,4 @@
-"""The loss of transformers' language models inside their output layer, so that whole logits are never there.
-
-A model's own code calls its output layer last. Told the targets before, that layer gives the summed loss instead of
-logits, and the model hands it on where it would hand on logits.
-"""
+"""Models of transformers: read from a folder or drawn at random, and called with the inputs of a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.text import listed
-from trainkit.trainer.data.source import IGNORED, NO_LABEL
+from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weights
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
@@ -41,17 +37,21 @@ PLAIN = frozenset(
 
 
 class OutputLayer:
-    """The output layer of a model."""
+    """The output layer of a language model, which can give the loss by itself: whole logits are never there.
+
+    A model's own code calls it last. Told the targets before, it gives the summed loss instead of logits, and the model
+    hands that on where it would hand on logits.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
         self._layer = layer
-        self._asked: tuple[Tensor, int, int | None] | None = None
+        self._asked: tuple[Tensor, int | None] | None = None
         layer.forward = self._forward  # type: ignore[method-assign,assignment]
 
     @contextmanager
-    def giving_loss(self, targets: Tensor, ignored: int, at_most: int | None = None) -> Iterator[None]:
+    def giving_loss(self, targets: Tensor, at_most: int | None) -> Iterator[None]:
         """Inside, it gives the loss of :func:`linear_cross_entropy`."""
-        self._asked = targets, ignored, at_most
+        self._asked = targets, at_most
         try:
             yield
         finally:
@@ -61,8 +61,7 @@ class OutputLayer:
         weight, bias = self._layer.weight, self._layer.bias
         if self._asked is None:
             return functional.linear(hidden, weight, bias)
-        targets, ignored, at_most = self._asked
-        return linear_cross_entropy((hidden, weight, bias), targets, ignored, at_most)
+        return linear_cross_entropy((hidden, weight, bias), *self._asked)
 
 
 def output_layer(inner: Any) -> OutputLayer | None:
@@ -103,34 +102,38 @@ class Transformer(Wrapped):
     def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
-        Targets of -1 are not counted. In training the routers' losses are part of the sum.
+        Targets of -100 are not counted. In training the routers' losses are part of the sum.
         """
-        known = self.known({"input_ids": tokens, **more})
-        if targets is None:
-            return cast("Tensor", self.inner(**known, **self._options).logits)
-        outputs, loss = self._judged(known, targets, IGNORED, {"tokens": tokens, "targets": targets, **more})
-        if self.routers is None or not self.training:  # evaluation is of the predictions alone
-            return loss
-        aside, self.load_of_pass = routers_loss(self.routers, outputs, targets, IGNORED)
-        return loss + aside
+        return self._called({"input_ids": tokens, **more}, targets, {"tokens": tokens, "targets": targets, **more})
 
-    def _judged(
-        self, known: Mapping[str, Any], truth: Tensor, ignored: int, inputs: Mapping[str, Tensor]
-    ) -> tuple[Any, Tensor]:
-        """What the model gives, and its loss."""
-        if self._output is not None:
-            with self._output.giving_loss(truth, ignored, self.targets_at_most):
+    def _called(self, given: Mapping[str, Any], truth: Tensor | None, inputs: Mapping[str, Any]) -> Tensor:
+        """The logits, or where the truth is known the loss. inputs: of the batch, for a loss of the user's own."""
+        known = self.known(given)
+        if truth is not None and self._output is not None:
+            with self._output.giving_loss(truth, self.targets_at_most):
                 outputs = self.inner(**known, **self._options)
-            return outputs, outputs.logits
-        outputs = self.inner(**known, **self._options)
-        if self.loss_function is not None:
-            return outputs, self.loss_function(outputs, inputs)
-        logits = outputs.logits.flatten(0, -2).float()
-        return outputs, functional.cross_entropy(logits, truth.flatten(), ignore_index=ignored, reduction="sum")
+            loss = outputs.logits
+        else:
+            outputs = self.inner(**known, **self._options)
+            if truth is None:
+                return cast("Tensor", outputs.logits)
+            if self.loss_function is not None:
+                loss = self.loss_function(outputs, inputs)
+            else:
+                logits = outputs.logits.flatten(0, -2).float()
+                loss = functional.cross_entropy(logits, truth.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        if self.routers is None or not self.training:  # evaluation is of the predictions alone
+            return cast("Tensor", loss)
+        aside, self.load_of_pass = routers_loss(self.routers, outputs, truth)
+        return cast("Tensor", loss + aside)
 
 
 class Labelled(Transformer):
     """The same for data with labels, by other names; a masked model's are its hidden tokens."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.routers, self.routing = None, (0, 0)
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, labels: Tensor | None = None, **more: Tensor
@@ -139,10 +142,8 @@ class Labelled(Transformer):
 
         Returns logits (labels' shape, choices), or with labels the summed loss.
         """
-        known = self.known({"input_ids": input_ids, **more})
-        if labels is None:
-            return cast("Tensor", self.inner(**known, **self._options).logits)
-        return self._judged(known, labels, NO_LABEL, {"input_ids": input_ids, "labels": labels, **more})[1]
+        given = {"input_ids": input_ids, **more}
+        return self._called(given, labels, {**given, "labels": labels})
 
 
 def _begun_with(padding: int | None) -> Remarks:
@@ -156,7 +157,6 @@ class Classifier(Labelled):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.labels, self.told_padding = int(inner.config.num_labels), True
-        self.routers, self.routing = None, (0, 0)
         config = inner.config
         if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = self.padding
@@ -238,7 +238,7 @@ class EncoderDecoder(Labelled):
             return cast("Tensor", make(labels))
         read = labels.new_full(labels.shape, self.inner.config.decoder_start_token_id)
         read[:, 1:] = labels[:, :-1]
-        return read.masked_fill(read == NO_LABEL, cast("int", self.padding))
+        return read.masked_fill(read == IGNORE_INDEX, cast("int", self.padding))
 
 
 # `model.task` -> transformers' class, and what goes around it.

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from trainkit.trainer.data.source import IGNORE_INDEX
+
 # Logits below this are computed whole, in one kernel each.
 FEW = 1 << 22
 # Elements of logits that are there at a time: enough rows to keep products large, on a CPU few enough for its caches.
@@ -21,12 +23,12 @@ AT_A_TIME = {"cuda": 1 << 27, "cpu": 1 << 23}
 
 
 def linear_cross_entropy(
-    layer: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, ignored: int, at_most: int | None = None
+    layer: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, at_most: int | None = None
 ) -> Tensor:
-    """Cross-entropy in nats of the logits `hidden @ weight.T + bias`, summed over targets that are not `ignored`.
+    """Cross-entropy in nats of the logits `hidden @ weight.T + bias`, summed over targets that are not -100.
 
     layer: hidden (…, width), weight (vocabulary, width) and bias (vocabulary); targets: (…). at_most: how many targets
-    are not ignored at most, where the host knows it: logits are made for as many rows alone. Products are in the format
+    are not -100 at most, where the host knows it: logits are made for as many rows alone. Products are in the format
     of the autocast around it, or else of `hidden`; softmax and sums in fp32, as of logits that are cast to fp32.
     """
     hidden, weight, bias = layer
@@ -34,23 +36,23 @@ def linear_cross_entropy(
     asked = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
     large = rows.shape[0] * weight.shape[0] > FEW
     if large and at_most is not None:
-        rows, targets = _counted(rows, targets, ignored, at_most)
+        rows, targets = _counted(rows, targets, at_most)
     # Gradients of fp16 are scaled before they are rounded, by a scale that forward does not know.
     if not large or asked == torch.float16:
         logits = functional.linear(rows, weight, bias)
-        return functional.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+        return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     with torch.autocast(device, enabled=False):
         cast = [each if each is None else each.to(asked) for each in (rows, weight, bias)]
-        loss: Tensor = _Chunked.apply(*cast, targets.masked_fill(targets == ignored, -1))  # type: ignore[no-untyped-call]
+        loss: Tensor = _Chunked.apply(*cast, targets)  # type: ignore[no-untyped-call]
     return loss
 
 
-def _counted(rows: Tensor, targets: Tensor, ignored: int, at_most: int) -> tuple[Tensor, Tensor]:
+def _counted(rows: Tensor, targets: Tensor, at_most: int) -> tuple[Tensor, Tensor]:
     """Rows with the targets that count, and some that do not where these are fewer."""
     # Of a size that the host knows, or it would have to wait for the device.
-    places = torch.nonzero_static(targets != ignored, size=at_most)[:, 0]
+    places = torch.nonzero_static(targets != IGNORE_INDEX, size=at_most)[:, 0]
     spare, places = places < 0, places.clamp(min=0)
-    return rows[places], targets[places].masked_fill(spare, ignored)
+    return rows[places], targets[places].masked_fill(spare, IGNORE_INDEX)
 
 
 class _Chunked(torch.autograd.Function):

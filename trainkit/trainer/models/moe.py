@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Moe
+from trainkit.trainer.data.source import IGNORE_INDEX
 
 # Plain tuples: the hooks of FSDP, DDP and ZeRO look for tensors in these, not in classes of ours.
 Routing = Sequence[Tensor]  # balance loss (batch,), z-loss (batch, sequence), tokens of each expert (experts,)
@@ -79,9 +80,9 @@ def z_loss(logits: Tensor) -> Tensor:
     return logits.logsumexp(dim=-1).square()
 
 
-def auxiliary_loss(routings: Sequence[Routing], targets: Tensor, settings: Moe, ignored: int) -> Tensor:
+def auxiliary_loss(routings: Sequence[Routing], targets: Tensor, settings: Moe) -> Tensor:
     """The routers' losses of all blocks, summed over counted tokens as the loss of the targets is."""
-    counted = (targets != ignored).float()
+    counted = (targets != IGNORE_INDEX).float()
     balance = torch.stack([balance for balance, _, _ in routings]).sum(dim=0)
     router_z = torch.stack([router_z for _, router_z, _ in routings]).sum(dim=0)
     # A sample's balance loss weighs as many as its counted tokens.
@@ -119,7 +120,7 @@ def routers_of(config: Any) -> Routers | None:
     return Routers(experts, top_k, float(coefficient))
 
 
-def routers_loss(routers: Routers, outputs: Any, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+def routers_loss(routers: Routers, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The routers' loss, summed over counted targets (batch, sequence), and the tokens of each (blocks, experts)."""
     # The formula is that of transformers (Switch Transformers, equations 4 to 6, over all blocks at once), for each
     # sample alone and weighed by its counted targets, so that it does not depend on how samples are spread over micro
@@ -130,7 +131,7 @@ def routers_loss(routers: Routers, outputs: Any, targets: Tensor, ignored: int) 
             "model.config.output_router_logits: the model does not give what its routers computed",
             hint="leave it out, and train without the routers' loss",
         )
-    counted = targets != ignored
+    counted = targets != IGNORE_INDEX
     inside = (counted.flip(1).cumsum(1).flip(1) > 0).float()  # (batch, sequence)
     shape = (len(given), *targets.shape, routers.experts)
     probabilities = torch.stack([each.float() for each in given]).view(shape).softmax(dim=-1)

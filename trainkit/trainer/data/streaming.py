@@ -1,0 +1,321 @@
+"""Streams of rows: file after file, as samples in windows that are each shuffled for themselves, without an end.
+
+A window is all that is held in memory. Where it begins is a few numbers, so that a run goes on in the middle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainkit.errors import TrainingError
+from trainkit.trainer.data.rows import RowReader
+from trainkit.trainer.data.sampler import Permutation
+from trainkit.trainer.data.shards import RawRow, ShardPosition, rows_of
+from trainkit.trainer.data.source import Batch, Form, Ids, Mask, reading
+from trainkit.trainer.randomness import derived_seed
+
+_UNSHUFFLED = 64  # samples of a window whose order stays
+_BLOCK = 1 << 20  # picks that are counted at a time
+_FORMAT = 1  # of bookmarks
+
+
+class Position(NamedTuple):
+    """Where a window begins: in which row of which file, and after how many tokens of that row. Bookmarks hold it."""
+
+    epoch: int = 0
+    window: int = 0  # of the epoch
+    first: int = 0  # number of its first sample, all epochs counted
+    shard: int = 0  # the file, counted in the epoch's order
+    row: int = 0
+    offset: int = 0
+    skip: int = 0  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The files of a source, in order. begins: where their rows for training do; None in a file without any."""
+
+    paths: Sequence[Path]
+    columns: Sequence[str]
+    begins: Sequence[ShardPosition | None]
+    seed: int | None  # of their order, which every epoch has one of its own of; None leaves them as they are
+    filled: Sequence[str] = ()  # rows in which one of these fields is empty are passed over
+
+    def rows(self, epoch: int, start: ShardPosition) -> Iterator[RawRow]:
+        """The rows of an epoch from a position on. TrainingError names the file and row of one that cannot be read."""
+        count = len(self.paths)
+        order = range(count) if self.seed is None else Permutation(count, derived_seed(self.seed, "files", epoch))
+        for number in range(start.shard, count):
+            if (begin := self.begins[order[number]]) is None:
+                continue
+            for raw in rows_of(self.paths[order[number]], self.columns, max(start, begin._replace(shard=number))):
+                if not (self.filled and raw.row().blank(self.filled)):
+                    yield raw
+
+
+class Sample(NamedTuple):
+    """Token ids and which of them are predicted. place: of the row that it begins in, for messages."""
+
+    ids: Ids
+    predicted: Mask
+    place: str
+    label: int | None = None
+
+
+def batch_of(form: Form, samples: Sequence[Sample]) -> Batch:
+    """The samples as a batch."""
+    labels = None if samples[0].label is None else np.array([sample.label for sample in samples], dtype=np.int64)
+    idle = 0 if form.whole else sum(not sample.predicted[1:].any() for sample in samples)
+    return form.batch([(sample.ids, sample.predicted) for sample in samples], labels)._replace(idle=idle)
+
+
+def sample_of(raw: RawRow, reader: RowReader, names: Sequence[str]) -> Sample:
+    """A row as a sample of its own. TrainingError names the row where it cannot be one. names: of labels."""
+    row, most = raw.row(), reader.form.length + reader.ahead
+    tokens, predicted = reader.tokens(row)
+    label = row.label(reader.data.label_field) if reader.data.label_field else None
+    if isinstance(label, str):
+        if label not in names:
+            known = f"none of data.labels: {', '.join(names)}" if names else "a name, and data.labels is empty"
+            raise row.wrong(f"label {label!r} is {known}")
+        label = names.index(label)
+    ids = np.array(tokens[:most], dtype=np.uint32)
+    return Sample(ids, np.frombuffer(predicted[:most], dtype=np.bool_), row.place, label)
+
+
+def samples_of(rows: Iterable[RawRow], reader: RowReader, names: Sequence[str]) -> list[Sample]:
+    """All samples that some rows give. TrainingError names a row that cannot be one."""
+    if not reader.packing:
+        found = (sample_of(raw, reader, names) for raw in rows)
+        return [sample for sample in found if not reader.ahead or sample.predicted[1:].any()]
+    tokens = _Tokens(reader)
+    for raw in rows:
+        tokens.add(raw, 0)
+    return tokens.samples(math.ceil((len(tokens.ids) - reader.ahead) / reader.form.length))
+
+
+class Windows:
+    """The samples of a source by number, epoch after epoch. To go forward is cheap. names: of labels."""
+
+    def __init__(self, shards: Shards, reader: RowReader, names: Sequence[str], seed: int) -> None:
+        self.shards, self._reader, self._names, self._seed = shards, reader, names, seed
+        self.go_on(Position())
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.shards, self._reader, self._names, self._seed, self._begin
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        *given, begin = state
+        self.__init__(*given)  # type: ignore[misc]
+        self.go_on(begin)
+
+    def go_on(self, begin: Position) -> None:
+        """Begin at a window that :attr:`position` was once at; what is before it is read again when it is asked for."""
+        self._begin = begin
+        self._read_from(begin)
+
+    def __getitem__(self, number: int) -> Sample:
+        """A sample. TrainingError names the row that cannot be one, or the file."""
+        if self._process != os.getpid() or number < self.position.first:
+            self._read_from(self._begin if self._begin.first <= number else Position())
+        while number >= self.position.first + self._size:
+            self._advance()
+        place = number - self.position.first
+        place = self._order[place] if self._reader.data.shuffle_buffer else place
+        return self._packed[place] if self._packed else sample_of(self._apart[place], self._reader, self._names)
+
+    def _read_from(self, position: Position) -> None:
+        """Nothing is read: the next window is the one here. Also in a process that has inherited open files."""
+        self._process = os.getpid()
+        self.position = self._next = position
+        self._size, self._order = 0, Permutation(1, 0)
+        self._rows: Iterator[RawRow] | None = None
+        self._apart: list[RawRow] = []
+        self._packed: list[Sample] = []
+        self._carried = _Tokens(self._reader)
+
+    def _advance(self) -> None:
+        """Read the next window. TrainingError where a whole epoch gives no sample."""
+        self.position = begin = self._next
+        self._apart, self._packed = [], []
+        if self._rows is None:
+            self._rows = self.shards.rows(begin.epoch, ShardPosition(begin.shard, begin.row, begin.offset))
+        following = self._pack(self._rows) if self._reader.packing else self._gather(self._rows)
+        self._size = len(self._apart) + len(self._packed)
+        if following is None:
+            self._rows, self._carried = None, _Tokens(self._reader)
+            if not self._size and not begin.window:
+                length = self._reader.form.length
+                raise TrainingError(
+                    f"data.path: the rows from {self.shards.paths[0]} on fill no sample of {length} tokens",
+                    hint="bring more text, or raise data.sequence_length where prompts are longer",
+                )
+            self._next = Position(begin.epoch + 1, first=begin.first + self._size)
+        else:
+            position, skip = following
+            window = begin.window + (self._size > 0)
+            self._next = Position(begin.epoch, window, begin.first + self._size, *position, skip)
+        # The whole of a small data set in one window has the order that it has when it is not streamed.
+        which = ("window", begin.window) if begin.window else ()
+        self._order = Permutation(self._size, derived_seed(self._seed, "epoch", begin.epoch, *which))
+
+    def _gather(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
+        """Take rows that are a sample each; where the next window begins, or None at the end of the epoch."""
+        for raw in rows:
+            if len(self._apart) == (self._reader.data.shuffle_buffer or _UNSHUFFLED):
+                self._rows = chain([raw], rows)
+                return raw.position, 0
+            self._apart.append(raw)
+        return None
+
+    def _pack(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
+        """Take texts end to end; where the next window begins, or None at the end of the epoch."""
+        length, ahead = self._reader.form.length, self._reader.ahead
+        count = self._reader.data.shuffle_buffer or _UNSHUFFLED
+        tokens, following = self._carried, None
+        skip = 0 if tokens.starts else self.position.skip
+        while len(tokens.ids) < count * length + ahead and (raw := next(rows, None)):
+            tokens.add(raw, skip)
+            skip = 0
+        if len(tokens.ids) >= count * length + ahead:
+            self._carried, following = tokens.after(count * length)
+        else:
+            count = max(0, math.ceil((len(tokens.ids) - ahead) / length))
+        self._packed = tokens.samples(count)
+        return following
+
+
+class _Tokens:
+    """Texts end to end, with the row of each. starts: of each text, below 0 where its beginning is cut off."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+        self.ids, self._answers = array(reader.kind), bytearray()
+        self.starts: list[int] = []
+        self._rows: list[RawRow] = []
+
+    def add(self, raw: RawRow, skip: int) -> None:
+        """One more text, without its first `skip` tokens."""
+        found, predicted = self._reader.tokens(raw.row())
+        self.starts.append(len(self.ids) - skip)
+        self._rows.append(raw._replace(content=type(raw.content)()))  # the content is not needed any more
+        self.ids.extend(found[skip:])
+        self._answers += (b"\0" + predicted[1:])[skip:]  # the first token follows from nothing
+
+    def after(self, place: int) -> tuple[_Tokens, tuple[ShardPosition, int]]:
+        """What follows from a token on, and where that is: a row, and how many of its tokens are before."""
+        text = bisect_right(self.starts, place) - 1
+        rest = _Tokens(self._reader)
+        rest.ids, rest._answers = self.ids[place:], self._answers[place:]
+        rest.starts, rest._rows = [self.starts[text] - place], [self._rows[text]]
+        return rest, (self._rows[text].position, place - self.starts[text])
+
+    def samples(self, count: int) -> list[Sample]:
+        """The first samples, fewer where some are left out."""
+        length, ahead = self._reader.form.length, self._reader.ahead
+        ids: Ids = np.frombuffer(self.ids.tobytes(), dtype=np.uint8 if self._reader.kind == "B" else np.uint32)
+        predicted = np.frombuffer(bytes(self._answers), dtype=np.bool_)
+        spans = [slice(start, min(start + length + ahead, len(ids))) for start in range(0, count * length, length)]
+        # As in data that is not streamed: what a prompt fills has nothing to predict, and is left out.
+        kept = [span for span in spans if not ahead or predicted[span][1:].any()]
+        places = (self._rows[bisect_right(self.starts, span.start) - 1].place for span in kept)
+        return [Sample(ids[span], predicted[span], place) for span, place in zip(kept, places, strict=True)]
+
+
+class RowStream:
+    """Training samples by number, without an end, out of one source or several. weights: one for each, above 0."""
+
+    def __init__(self, sources: Sequence[Windows], weights: Sequence[float], form: Form, seed: int, identity: str):
+        self._sources, self._form, self._identity = sources, form, identity
+        self._key = derived_seed(seed, "mix")
+        self._shares = np.cumsum(weights) / np.sum(weights)
+        self._shares[-1] = 1.0
+        self._begin = self._known = (0, np.zeros(len(sources), dtype=np.int64))  # a number, and samples of each before
+
+    def go_on(self, bookmark: str, number: int) -> bool:
+        """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream.
+
+        TrainingError for what is no bookmark.
+        """
+        try:
+            found = json.loads(bookmark)
+            if (found["format"], found["stream"]) != (_FORMAT, self._identity) or found["number"] > number:
+                return False
+            counts, positions = found["counts"], [Position(*each) for each in found["windows"]]
+            numbers = [found["number"], *counts, *chain.from_iterable(positions)]
+            if not len(counts) == len(positions) == len(self._sources):
+                raise ValueError("another number of sources")
+            if not all(type(each) is int and 0 <= each < 2**62 for each in numbers):
+                raise ValueError("no whole numbers from 0 on")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise TrainingError(f"the checkpoint's place in the stream of data is damaged: {error}") from error
+        self._begin = self._known = (found["number"], np.array(counts, dtype=np.int64))
+        for source, position in zip(self._sources, positions, strict=True):
+            source.go_on(position)
+        return True
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The samples of these numbers. TrainingError names the row that cannot be one."""
+        first, stop = min(indices), max(indices) + 1
+        counts = self._counts_before(first)
+        windows = [source.position for source in self._sources]
+        found = {"format": _FORMAT, "stream": self._identity, "number": first}
+        bookmark = json.dumps({**found, "counts": counts.tolist(), "windows": windows})
+        # Whether a sample is asked for or not, it is one of its source's.
+        places = {}
+        for number, source in enumerate(self._picked(first, stop).tolist(), start=first):
+            places[number] = (source, int(counts[source]))
+            counts[source] += 1
+        samples = [self._sources[source][place] for source, place in (places[index] for index in indices)]
+        return batch_of(self._form, samples)._replace(bookmark=bookmark)
+
+    def place(self, number: int) -> str:
+        """Where a sample begins: file and row, for messages."""
+        source = int(self._picked(number, number + 1)[0])
+        return self._sources[source][int(self._counts_before(number)[source])].place
+
+    def written_after(self, time: float) -> Sequence[Path]:
+        """The files of the stream that were changed after a time. TrainingError for one that is gone."""
+        found = []
+        for path in dict.fromkeys(path for source in self._sources for path in source.shards.paths):
+            with reading(path):
+                if path.stat().st_mtime > time:
+                    found.append(path)
+        return found
+
+    def _counts_before(self, number: int) -> NDArray[np.int64]:
+        """How many samples each source has given before a number."""
+        if self._known[0] > number:
+            zero = (0, np.zeros(len(self._sources), dtype=np.int64))
+            self._known = self._begin if self._begin[0] <= number else zero
+        start, counts = self._known
+        counts = counts.copy()
+        for first in range(start, number, _BLOCK):
+            picked = self._picked(first, min(number, first + _BLOCK))
+            counts += np.bincount(picked, minlength=len(self._sources))
+        self._known = (number, counts)
+        return counts.copy()
+
+    def _picked(self, first: int, stop: int) -> NDArray[np.int64]:
+        """The source of each sample of a range: drawn by weight, from the seed and the sample's number alone."""
+        if len(self._sources) == 1:
+            return np.zeros(stop - first, dtype=np.int64)
+        # splitmix64 (Steele, Lea and Flood 2014), whose n-th number needs none before it
+        drawn = np.arange(first + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._key)
+        drawn = (drawn ^ (drawn >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        drawn = (drawn ^ (drawn >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        drawn ^= drawn >> np.uint64(31)
+        unit = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return np.searchsorted(self._shares, unit, side="right").astype(np.int64)
