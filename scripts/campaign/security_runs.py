@@ -155,6 +155,9 @@ def _finish(runs: Mapping[str, Path]) -> None:
             update_status(layout, state="running", host=host, attempt=2, exit_code=None, pids=Pids())
 
 
+Forge = Callable[[Path, Path], None]  # of a run directory, and the attack's folder
+
+
 @dataclass(frozen=True)
 class Row:
     """What is wrong with a run directory. living: whether its locks are held; job: its number is another's."""
@@ -166,22 +169,18 @@ class Row:
     job: str = JOB
 
 
-Forge = Callable[[Path, Path], None]  # of a run directory, and the attack's folder
-
-
 def edit(path: Path, **fields: Any) -> None:
     """Set fields of a JSON file."""
     path.write_text(json.dumps({**_read(path), **fields}))
 
 
+def _called(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Fields whose values are there by now: those that are functions get the attack's folder."""
+    return {name: each(folder) if callable(each) else each for name, each in fields.items()}
+
+
 def _submission(**fields: Any) -> Forge:
-    """Fields of submission.json; values that are functions get the attack's folder."""
-
-    def forge(run: Path, folder: Path) -> None:
-        known = {name: each(folder) if callable(each) else each for name, each in fields.items()}
-        edit(run / "submission.json", **known)
-
-    return forge
+    return lambda run, folder: edit(run / "submission.json", **_called(fields, folder))
 
 
 def _status(**fields: Any) -> Forge:
@@ -217,12 +216,8 @@ def program(folder: Path) -> Path:
 
 
 def _job(**fields: Any) -> Forge:
-    """Fields of the job in plan.json; values that are functions get the attack's folder."""
-
     def forge(run: Path, folder: Path) -> None:
-        plan = _read(run / "plan.json")
-        plan["job"] |= {name: each(folder) if callable(each) else each for name, each in fields.items()}
-        (run / "plan.json").write_text(json.dumps(plan))
+        edit(run / "plan.json", job={**_read(run / "plan.json")["job"], **_called(fields, folder)})
 
     return forge
 
@@ -231,7 +226,7 @@ def _record(place: int = 1, **fields: Any) -> Forge:
     """A rank's record with fields that are forged, in the place of that rank's or beside it."""
 
     def forge(run: Path, folder: Path) -> None:
-        known = {name: each(folder) if callable(each) else each for name, each in fields.items()}
+        known = _called(fields, folder)
         for attempt in sorted(run.glob("attempts/*"), key=lambda path: path.name)[-1:]:
             base = json.loads(next((attempt / "ranks").glob("rank-*.json")).read_text())
             forged = {**base, "host": os.uname().nodename, "ended": None, "exit_code": None, "node": 0, **known}

@@ -78,18 +78,8 @@ class Strangers:
                 if name == "of another user":
                     become(OTHER_USER)
                 if name == "of another trainkit":
-                    argv = [
-                        sys.executable,
-                        "-I",
-                        "-S",
-                        "-c",
-                        _SENTINEL,
-                        str(log),
-                        str(ready[1]),
-                        "trainkit",
-                        "run",
-                        "x",
-                    ]
+                    argv = [sys.executable, "-I", "-S", "-c", _SENTINEL, str(log), str(ready[1])]
+                    argv += ["trainkit", "run", "x"]
                     os.set_inheritable(ready[1], True)
                     os.execv(argv[0], argv)
                 sys.argv = ["", str(log), str(ready[1])]
