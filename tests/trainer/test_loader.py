@@ -18,10 +18,10 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import TextData
-from trainkit.trainer.data.loader import slow_data_warning, timed, training_batches
+from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.source import Batch, Samples
-from trainkit.trainer.metrics.pace import Waiting
+from trainkit.trainer.metrics.speed import Waiting, slow_data_warning, timed
 
 
 class Numbers:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainkit.trainer.metrics.mfu import CARDS, Work, flops_per_token, peak, work_of
+from trainkit.trainer.metrics.speed import GPUS, Work, flops_per_token, peak, work_of
 from trainkit.trainer.settings import Settings
 from trainkit.trainer.setup import prepared_model
 
@@ -102,7 +102,7 @@ def test_a_card_is_known_by_its_whole_name(name: str, teraflops: float | None) -
 
 
 def test_every_card_names_its_source_and_is_faster_in_fewer_bits() -> None:
-    for card in CARDS:
+    for card in GPUS:
         assert card.source
         assert card.half > card.fp32 > 0
     assert peak("Tesla V100-SXM2-16GB", "tf32") is None

@@ -13,9 +13,8 @@ import torch
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.evaluation import Evaluation
-from trainkit.trainer.metrics.mfu import Work
-from trainkit.trainer.metrics.pace import Totals, Waiting, steady
 from trainkit.trainer.metrics.predictions import result
+from trainkit.trainer.metrics.speed import Totals, Waiting, Work, steady
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble

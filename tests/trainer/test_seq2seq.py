@@ -17,8 +17,8 @@ from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.mfu import tokens_in
 from trainkit.trainer.metrics.predictions import FILE, generate, predict
+from trainkit.trainer.metrics.speed import tokens_in
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import EncoderDecoder
 from trainkit.trainer.settings import Settings, World

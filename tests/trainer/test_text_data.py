@@ -14,7 +14,7 @@ import pytest
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data import text
-from trainkit.trainer.data.text import find_files, open_corpus, open_source, read_corpus, split, text_samples
+from trainkit.trainer.data.text import find_files, open_corpus, open_source, read_corpus
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
 
@@ -36,7 +36,7 @@ def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_bey
     two_files: Path, tmp_path: Path
 ) -> None:
     corpus = read_corpus(text_data(two_files, cache=str(tmp_path / "cache")), tmp_path)
-    samples = text_samples(corpus, range(corpus.tokens.size), length=5)
+    samples = corpus.samples(range(corpus.tokens.size), length=5)
     batch = samples[[0, 1, 2]]
     assert len(samples) == 3
     assert bytes(batch.inputs["tokens"][:2].flatten().tolist()) == b"abcdefgtuv"
@@ -51,9 +51,9 @@ def test_validation_text_is_the_end_and_is_never_trained_on(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "a.txt").write_bytes(bytes(range(200)))
     data = text_data(folder, sequence_length=8, validation_fraction=0.1, cache=str(tmp_path / "cache"))
-    train, validation = split(read_corpus(data, tmp_path), data)
-    seen = train[list(range(len(train)))]
-    held = validation[list(range(len(validation)))]
+    source = open_source(Recipe.model_validate({"data": data}), tmp_path)
+    seen = source.train[range(len(source.train))]
+    held = source.validation[range(len(source.validation))]
     assert max(values.max() for values in seen.inputs.values()) < 180 <= int(held.inputs["tokens"].min())
 
 
@@ -137,7 +137,7 @@ def test_a_path_without_usable_text_is_named(path: str, message: str, tmp_path: 
     (tmp_path / "empty").mkdir()
     data = text_data(tmp_path / path, cache=str(tmp_path / "cache"))
     with pytest.raises(TrainingError, match=message) as caught:
-        split(read_corpus(data, tmp_path), data)
+        open_source(Recipe.model_validate({"data": data}), tmp_path)
     assert "data.path" in str(caught.value)
 
 

@@ -108,9 +108,9 @@ def train_and_report(
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
     from trainkit.recipe.schema.model import is_packed_stream
     from trainkit.trainer.checkpoint.resuming import resume
-    from trainkit.trainer.data.loader import slow_data_warning
     from trainkit.trainer.loop import WATCHED, finish_uploads, train
     from trainkit.trainer.metrics.predictions import predict, result, write_result
+    from trainkit.trainer.metrics.speed import slow_data_warning
     from trainkit.trainer.metrics.writers import Metrics
     from trainkit.trainer.setup import assemble, describe, start_record
 

@@ -21,12 +21,11 @@ from trainkit.errors import TrainingError
 from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER
 from trainkit.text import counted, listed
 from trainkit.trainer.checkpoint.manifest import newest
-from trainkit.trainer.data.loader import timed, training_batches
+from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro
 from trainkit.trainer.distributed import sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
-from trainkit.trainer.metrics.mfu import Work, tokens_in
-from trainkit.trainer.metrics.pace import STRETCHES, Totals, Waiting, steady
+from trainkit.trainer.metrics.speed import STRETCHES, Totals, Waiting, Work, steady, timed, tokens_in
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim import SkippedSteps, casts_kept

@@ -28,7 +28,7 @@ from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
-from trainkit.trainer.metrics.mfu import Work, work_of
+from trainkit.trainer.metrics.speed import Work, work_of
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,14 +20,13 @@ from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Data
 from trainkit.trainer.data.sampler import Order, positions_of_rank
 from trainkit.trainer.data.source import Batch, Samples
-from trainkit.trainer.metrics.pace import Waiting
 from trainkit.trainer.randomness import derived_seed
 
 
 class Transfer:
     """Moves the inputs of batches to a device.
 
-    The host runs ahead of a card: when it asks for the next batch, the card still computes the step before. A copy on
+    The host runs ahead of a GPU: when it asks for the next batch, the GPU still computes the step before. A copy on
     the computation's own stream would wait for that; on a second one it is done meanwhile, from page-locked memory.
     """
 
@@ -125,35 +124,3 @@ def _obey_signals(worker: int) -> None:
     # A scheduler may send it to every process of a job; by default it would end the worker.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides
-
-
-Item = TypeVar("Item")
-
-_SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss in a run of any length
-
-
-def timed(items: Iterator[Item], waiting: Waiting) -> Iterator[Item]:
-    """The same items; `waiting` is told when each is asked for and when it has come."""
-    while True:
-        waiting.begin()
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        waiting.end()
-        yield item
-
-
-def slow_data_warning(share: float, seconds: float, workers: int, *, packed: bool = False) -> str:
-    """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training.
-
-    packed: every process turns a whole stream into tokens, so that a second one does not help.
-    """
-    waited = share * seconds
-    if share <= _SHARE or waited < _SECONDS:
-        return ""
-    remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
-    if packed:
-        ready = "let rows hold token ids (data.tokens_field), or set data.packing: false"
-        remedy = ready if workers else "set data.workers to 1"
-    return f"{share:.0%} of the training went by waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"

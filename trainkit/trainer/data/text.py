@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, remove_tree, try_lock
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import Samples, Source, reading
+from trainkit.trainer.data.source import Ids, Samples, Source, reading
 from trainkit.trainer.data.tokens import Stretch, held_out
 
 STDLIB = "python-stdlib"
@@ -36,30 +36,35 @@ _FORMAT = 2  # of the files of a cached corpus; part of its digest
 _PATIENCE = 600.0  # seconds to wait for another process that builds the same corpus
 
 
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """All files as one row of tokens. `starts` holds the place of each file's first token, ascending."""
+
+    tokens: Ids
+    starts: NDArray[np.int64]
+    highest: int  # largest token id that occurs; -1 in an empty corpus
+    unigram_entropy: float  # nats per token: the loss of the best model that sees no context
+    unit: str = "bytes"  # what a token is
+
+    def samples(self, places: range, length: int) -> Samples:
+        """Samples of one stretch. A file's first token does not follow from the file before."""
+        last = int(self.tokens[places.stop - 1])
+        return Stretch(self.tokens, places, length, padding=last, starts=self.starts).samples()
+
+
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
-    """The source of a recipe whose `data.kind` is text."""
+    """The source of a recipe whose `data.kind` is text. TrainingError names a path without enough text."""
     data = cast("TextData", recipe.data)
     encoder = open_encoder(data.tokenizer)
     corpus = read_corpus(data, run_dir, encoder=encoder)
-    train, validation = split(corpus, data)
-    facts: dict[str, int | float | str] = {corpus.unit: len(corpus.tokens), "unigram_entropy": corpus.unigram_entropy}
+    length, size = data.sequence_length, len(corpus.tokens)
+    border = held_out(size, length, data.validation_fraction, corpus.unit)
+    facts: dict[str, int | float | str] = {corpus.unit: size, "unigram_entropy": corpus.unigram_entropy}
     if data.tokenizer:
         facts["tokenizer"] = encoder.fingerprint
-    description = f"{len(corpus.tokens):,} {corpus.unit} of text"
+    train, validation = corpus.samples(range(border), length), corpus.samples(range(border, size), length)
+    description = f"{size:,} {corpus.unit} of text"
     return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder)
-
-
-def split(corpus: Corpus, data: TextData) -> tuple[Samples, Samples]:
-    """Training and validation samples. TrainingError if the corpus is too short for both."""
-    length = data.sequence_length
-    border = held_out(len(corpus.tokens), length, data.validation_fraction, corpus.unit)
-    return text_samples(corpus, range(border), length), text_samples(corpus, range(border, len(corpus.tokens)), length)
-
-
-def text_samples(corpus: Corpus, places: range, length: int) -> Samples:
-    """Samples of one stretch of the corpus. A file's first token does not follow from the file before."""
-    last = int(corpus.tokens[places.stop - 1])
-    return Stretch(corpus.tokens, places, length, padding=last, starts=corpus.starts).samples()
 
 
 def find_files(data: TextData) -> list[Path]:
@@ -90,21 +95,15 @@ def read_corpus(
     return corpus
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """All files as one row of tokens. `starts` holds the place of each file's first token, ascending."""
-
-    tokens: NDArray[np.integer[Any]]
-    starts: NDArray[np.int64]
-    highest: int  # largest token id that occurs; -1 in an empty corpus
-    unigram_entropy: float  # nats per token: the loss of the best model that sees no context
-    unit: str = "bytes"  # what a token is
-
-
 def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder | None = None) -> Corpus:
     """The corpus of these files, from the first of the cache folders that can be used. TrainingError if none can."""
     encoder = encoder or Encoder()
-    digest = _digest(files, encoder)
+    described = hashlib.sha256(f"{_FORMAT} {sys.version_info[:3]} {encoder.fingerprint}".encode())
+    for file in files:
+        with reading(file):  # what the user's files refuse is not the cache folder's fault
+            status = file.stat()
+        described.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    digest = described.hexdigest()[:24]
     refusals = []
     for folder in folders:
         ready = folder / digest
@@ -127,15 +126,6 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
     raise TrainingError(
         f"no folder can hold the tokenised corpus ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
     )
-
-
-def _digest(files: Sequence[Path], encoder: Encoder) -> str:
-    described = hashlib.sha256(f"{_FORMAT} {sys.version_info[:3]} {encoder.fingerprint}".encode())
-    for file in files:
-        with reading(file):  # what the user's files refuse is not the cache folder's fault
-            status = file.stat()
-        described.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-    return described.hexdigest()[:24]
 
 
 def _load(ready: Path) -> Corpus | None:

@@ -36,9 +36,8 @@ class Kept:
         self._kept: Sizes = {}
         self._copies = Copies()
         self.weight_copies = 0  # in 16 bits, by autocast, for all passes of a step
-        self.recomputed_block: int | None = (
-            0  # what the largest block keeps that is computed again, from then on until it is done
-        )
+        # What the largest block keeps that is computed again, from then on until it is done.
+        self.recomputed_block: int | None = 0
 
     @property
     def activations(self) -> int:

@@ -158,7 +158,7 @@ def base_fingerprint(model: Model) -> str:
     """SHA-256 of a model that adapters are to be put beside: names, sizes and some values of its weights.
 
     Not of a classifier's head, which trains. Other values are another model of the same sizes; quantised weights are
-    known by name and size alone, for a card rounds a few of them otherwise than a CPU.
+    known by name and size alone, for a GPU rounds a few of them otherwise than a CPU.
     """
     found, head = hashlib.sha256(), set(model.head())
     for name, each in model.named_parameters():

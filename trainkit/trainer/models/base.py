@@ -35,11 +35,11 @@ class Model(nn.Module):
     load_of_pass: Tensor | None = None
     expert_load: Tensor | None = None
     loss_function: LossFunction | None = None  # in place of the model's own
+    custom_loss: bool = False  # whether that is a function of the user's, which may take other inputs
     remarks: Remarks = ()  # on how it was made, for the main rank to log
     base: str = ""  # fingerprint of what adapters were put beside
     # Counted targets of the next micro batch at most, where few are counted and the host knows how many; else None.
     targets_at_most: int | None = None
-    custom_loss: bool = False  # whether that is a function of the user's, which may take other inputs
 
     def head(self) -> Sequence[nn.Parameter]:
         """What is on top of a trained model for the task at hand: it starts untrained, so it trains beside adapters."""

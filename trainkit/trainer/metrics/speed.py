@@ -1,0 +1,246 @@
+"""How fast a run trains, what share of its GPUs' peak that is (MFU), and how long it waited for data."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from trainkit.trainer.data.source import Batch
+from trainkit.trainer.models.base import Model, entries
+from trainkit.trainer.settings import Settings
+
+Format = Literal["fp32", "tf32", "16 bits"]
+TOKENS = ("tokens", "input_ids")  # the inputs that hold tokens, by the models' names for them
+
+
+class Gpu(NamedTuple):
+    """One kind of GPU. name: a pattern of the driver's whole name for it, so that parts of GPUs are none of them.
+
+    fp32, tf32, half: 10^12 operations a second without sparsity; of products in 16 bits with sums in 32.
+    source: a document.
+    """
+
+    name: str
+    fp32: float
+    tf32: float | None  # None before Ampere
+    half: float
+    source: str
+
+
+_GA102 = "NVIDIA Ampere GA102 GPU architecture white paper 2.1"
+_H100 = "NVIDIA H100 Tensor Core GPU architecture white paper 1.04"
+
+GPUS: tuple[Gpu, ...] = (
+    Gpu(r"Tesla V100-SXM2-\d+GB", 15.7, None, 125, "NVIDIA V100 data sheet, January 2020"),
+    Gpu(r"Tesla V100-PCIE-\d+GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
+    Gpu(r"Tesla T4", 8.1, None, 65, "NVIDIA T4 data sheet, March 2019"),
+    Gpu(r"NVIDIA A100[- ].*(40|80)GB.*", 19.5, 156, 312, "NVIDIA A100 data sheet, May 2022"),
+    Gpu(r"NVIDIA A30", 10.3, 82, 165, "NVIDIA A30 data sheet, March 2022"),
+    Gpu(r"NVIDIA A40", 37.4, 74.8, 149.7, "NVIDIA A40 data sheet, June 2021"),
+    Gpu(r"NVIDIA A10", 31.2, 62.5, 125, "NVIDIA A10 data sheet, March 2021"),
+    Gpu(r"NVIDIA RTX A6000", 38.7, 77.4, 154.8, f"{_GA102}, table 10"),
+    Gpu(r"NVIDIA L4", 30.3, 60, 121, "NVIDIA L4 data sheet, halved from sparse"),
+    Gpu(r"NVIDIA L40", 90.5, 90.5, 181, "NVIDIA L40 data sheet, January 2023"),
+    Gpu(r"NVIDIA L40S", 91.6, 183, 362, "NVIDIA L40S data sheet, August 2023"),
+    Gpu(r"NVIDIA GeForce RTX 3090", 35.6, 35.6, 71, f"{_GA102}, table 9"),
+    Gpu(r"NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, "NVIDIA Ada GPU architecture white paper 2.1, table 2"),
+    Gpu(r"NVIDIA H100( 80GB HBM3| SXM.*)", 66.9, 494.7, 989.4, f"{_H100}, table 2"),
+    Gpu(r"NVIDIA H100 PCIe", 51.2, 378, 756, f"{_H100}, table 2"),
+    Gpu(r"NVIDIA H100 NVL", 60, 417.5, 835, "NVIDIA H100 data sheet, halved from sparse"),
+    Gpu(r"NVIDIA H200", 67, 494.5, 989.5, "NVIDIA H200 data sheet, halved from sparse"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What training computes, and could compute; None where it is not known."""
+
+    flops_per_token: float | None  # forward and backward
+    peak: float | None  # operations a second of one rank's GPU in the format of the computation
+
+    def share(self, tokens_per_second: float, ranks: int) -> float | None:
+        """Model FLOPs utilisation (MFU) of all ranks: PaLM (Chowdhery et al. 2022), appendix B."""
+        # Recomputed activations are no work of the model's: gradient checkpointing lowers the share.
+        if self.flops_per_token is None or self.peak is None:
+            return None
+        return round(tokens_per_second * self.flops_per_token / (self.peak * ranks), 4)
+
+
+def work_of(model: Model, settings: Settings, device: torch.device) -> Work:
+    """Call it before a strategy shards the model. A GPU is probed only if the run uses one."""
+    flops = flops_per_token(model, settings.recipe.data.sequence_length)
+    if device.type != "cuda":
+        return Work(flops, None)
+    # The peaks in data sheets differ by the unit that computes: fp32 products may run on the tensor cores as TF32.
+    tf32 = settings.dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32
+    used: Format = "tf32" if tf32 else "fp32" if settings.dtype == "fp32" else "16 bits"
+    return Work(flops, peak(torch.cuda.get_device_name(device), used))
+
+
+def peak(name: str, used: Format) -> float | None:
+    """Operations a second of the GPU that the driver calls so; None where no data sheet is known, or no such unit."""
+    # MIG's parts of an A100 would match the pattern of the whole GPU.
+    gpu = next((gpu for gpu in GPUS if re.fullmatch(gpu.name, name)), None) if "MIG" not in name else None
+    teraflops = {"fp32": gpu.fp32, "tf32": gpu.tf32, "16 bits": gpu.half}[used] if gpu else None
+    return None if teraflops is None else teraflops * 1e12
+
+
+def flops_per_token(model: Model, sequence_length: int) -> float | None:
+    """6 N + 12 L H Q T (PaLM, appendix B), for tokens in samples of `sequence_length` = T; L H Q: `attention_width`."""
+    # N: entries of matrices that a token is multiplied with: no look-up tables, no biases, and of experts only those
+    # that it goes through. Of frozen ones the gradient is not computed: 4 instead of 6.
+    if model.attention_width is None:
+        return None
+    # A look-up costs no product; a table that is tied to the output layer is multiplied with there.
+    tables = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module not in model.tied
+        for parameter in module.parameters(recurse=False)
+    }
+    used = [parameter for parameter in model.parameters() if parameter.dim() > 1 and parameter not in tables]
+    training = sum(entries(parameter) for parameter in used if parameter.requires_grad)
+    frozen = sum(entries(parameter) for parameter in used) - training
+    idle = model.idle_parameters()
+    products = 6 * training + 4 * frozen - (6 if training > idle else 4) * idle
+    return float(products + 12 * model.attention_width * sequence_length)
+
+
+def tokens_in(batch: Batch) -> int:
+    """Tokens of a batch that go through the model, padding too; 0 where its inputs are of another kind."""
+    return batch.written + sum(values.numel() for name, values in batch.inputs.items() if name in TOKENS)
+
+
+# After so many steps of an attempt a new stretch begins: the first step allocates and tunes, and so do some after it,
+# among them those in which CUDA graphs are recorded.
+STRETCHES = (1, 5)
+
+
+class Totals(NamedTuple):
+    """Since the start of an attempt, at one moment of the clock; seconds, and tokens over all ranks."""
+
+    clock: float
+    steps: int = 0
+    tokens: int = 0  # predicted ones
+    computed: int = 0  # those that went through the model, predicted or not
+    waited: float = 0.0  # for data
+    compiled: float = 0.0
+    aside: float = 0.0  # evaluation and saving
+
+    def since(self, before: Totals) -> Totals:
+        """What came in between."""
+        apart: list[Any] = [late - early for late, early in zip(self, before, strict=True)]
+        return Totals(*apart)
+
+    @property
+    def training(self) -> float:
+        """Seconds of steps."""
+        return max(self.clock - self.compiled - self.aside, 1e-9)
+
+    def rates(self, global_batch: int, work: Work, ranks: int) -> dict[str, Any]:
+        """Of the steps; MFU is None where it is not known."""
+        return {
+            "samples_per_second": round(self.steps * global_batch / self.training, 3),
+            "tokens_per_second": round(self.tokens / self.training, 1),
+            "mfu": work.share(self.computed / self.training, ranks),
+        }
+
+
+def steady(marks: Sequence[Totals], end: Totals) -> Totals:
+    """The totals at which the last stretch begins that has as many steps as went before it. marks: one at the start."""
+    return next(
+        mark for mark in reversed(marks) if mark is marks[0] or end.steps - mark.steps >= mark.steps - marks[0].steps
+    )
+
+
+class Waiting:
+    """Seconds for which the device had nothing to do, for the next batch was not there.
+
+    A GPU works on while the host waits. Two events tell for how long it stood still, and nobody waits for them: one
+    after the work of a step, one when the next batch has come.
+    """
+
+    def __init__(self, event: Callable[[], Any] | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """event: makes one that keeps its time on the GPU; None for a device that does all while the host waits."""
+        self._event, self._clock = event, clock
+        self._seconds = self._began = 0.0
+        self._launched: Any = None  # the event after the latest step
+        self._open: deque[tuple[Any, Any, float]] = deque()  # both events, and the host's seconds between them
+
+    @classmethod
+    def on(cls, device: torch.device) -> Waiting:
+        """For the steps of a device."""
+        return cls(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
+
+    def begin(self) -> None:
+        """The next batch is asked for."""
+        self._began = self._clock()
+
+    def end(self) -> None:
+        """It has come."""
+        waited = self._clock() - self._began
+        if self._event is None or self._launched is None:  # before the first step a GPU has nothing to do either
+            self._seconds += waited
+            return
+        come = self._event()
+        come.record()
+        self._open.append((self._launched, come, waited))
+        self._settle()
+
+    def step_launched(self) -> None:
+        """All of a step is on its way to the device."""
+        if self._event is not None:
+            self._launched = self._event()
+            self._launched.record()
+
+    @property
+    def seconds(self) -> float:
+        """As far as it is known: a GPU may not have come to the latest step yet."""
+        self._settle()
+        return self._seconds
+
+    def _settle(self) -> None:
+        while self._open and self._open[0][1].query():
+            launched, come, waited = self._open.popleft()
+            # The GPU may have stood still before the batch was asked for, too: that is not for want of data.
+            self._seconds += min(waited, launched.elapsed_time(come) / 1000)
+
+
+Item = TypeVar("Item")
+
+_SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss in a run of any length
+
+
+def timed(items: Iterator[Item], waiting: Waiting) -> Iterator[Item]:
+    """The same items; `waiting` is told when each is asked for and when it has come."""
+    while True:
+        waiting.begin()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        waiting.end()
+        yield item
+
+
+def slow_data_warning(share: float, seconds: float, workers: int, *, packed: bool = False) -> str:
+    """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training.
+
+    packed: every process turns a whole stream into tokens, so that a second one does not help.
+    """
+    waited = share * seconds
+    if share <= _SHARE or waited < _SECONDS:
+        return ""
+    remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
+    if packed:
+        ready = "let rows hold token ids (data.tokens_field), or set data.packing: false"
+        remedy = ready if workers else "set data.workers to 1"
+    return f"{share:.0%} of the training went by waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"
