@@ -39,6 +39,19 @@ def test_a_token_id_out_of_range_is_named_with_its_sample() -> None:
         source.train[[1, 9]]
 
 
+def test_a_target_that_is_neither_a_token_nor_ignored_is_named_with_its_sample() -> None:
+    def next_tokens(indices: Sequence[int]) -> Batch:
+        numbers = torch.tensor(indices)[:, None]
+        targets = torch.where(numbers == 0, -100, numbers - 5)
+        return Batch({"tokens": numbers, "targets": targets}, len(indices))
+
+    ten = Samples(10, next_tokens)
+    source = checked(Source(ten, ten, "ten samples"), vocabulary=10, labels=None)
+    assert source.train[[0, 6]].counted == 2
+    with pytest.raises(TrainingError, match="data: sample 4 has targets of -1, and the model knows token ids from 0"):
+        source.train[[0, 4]]
+
+
 def test_what_was_looked_through_before_is_not_checked_again() -> None:
     known = Source(TEN, TEN, "ten samples", highest=9)
     assert checked(known, vocabulary=10, labels=None) is known

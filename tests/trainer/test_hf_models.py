@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import Transformer
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble, describe, prepared_model
+from trainkit.trainer.settings import Settings
+from trainkit.trainer.setup import describe, prepared_model
 
-MakeSettings = Callable[..., Settings]
 WIDTHS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "vocab_size": 256}
 LLAMA: dict[str, Any] = {
     "kind": "hf",
@@ -31,15 +27,6 @@ GPT2: dict[str, Any] = {
     "architecture": "gpt2",
     "config": {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_positions": 32},
 }
-
-
-def losses(settings: Settings) -> list[float]:
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    train(parts, 0, metrics, Requests())
-    metrics.close()
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 def built(settings: Settings) -> Transformer:
@@ -54,16 +41,17 @@ def test_a_model_from_the_recipe_learns_and_recomputes_to_the_same_bits(
     model: dict[str, Any], make_settings: MakeSettings
 ) -> None:
     short = {"train": {"steps": 6}, "optimizer": {"lr": 1e-2}}
-    plain = losses(make_settings(model=model, **short))
+    plain = trained(make_settings(model=model, **short)).losses
     assert plain[-1] < plain[0] - 0.3
-    assert losses(make_settings(model=model, **short, efficiency={"gradient_checkpointing": True})) == plain
+    again = trained(make_settings(model=model, **short, efficiency={"gradient_checkpointing": True}))
+    assert again.losses == plain
 
 
 def test_a_classifier_learns_its_labels(make_settings: MakeSettings) -> None:
     bert = {"kind": "hf", "architecture": "bert", "task": "sequence_classification"}
     bert["config"] = {**WIDTHS, "intermediate_size": 32, "hidden_dropout_prob": 0.0}  # type: ignore[assignment]
     data = {"kind": "random", "samples": 32, "sequence_length": 16, "low": 0, "high": 256, "classes": 2}
-    curve = losses(make_settings(model=bert, data=data, train={"steps": 16}, optimizer={"lr": 1e-2}))
+    curve = trained(make_settings(model=bert, data=data, train={"steps": 16}, optimizer={"lr": 1e-2})).losses
     assert curve[0] == pytest.approx(0.693, abs=0.1)
     assert curve[-1] < 0.6
 
@@ -87,7 +75,7 @@ def test_the_loss_is_that_of_transformers_summed(make_settings: MakeSettings) ->
 def test_the_attention_that_is_used_is_said(make_settings: MakeSettings) -> None:
     for asked, used in (("auto", "sdpa"), ("eager", "eager")):
         settings = make_settings(model=LLAMA, efficiency={"attention": asked})
-        assert f"and {used} attention" in describe(assemble(settings, World(), torch.device("cpu")))
+        assert f"and {used} attention" in describe(parts_of(settings))
 
 
 def test_a_folder_is_read_in_full_precision_with_settings_above_its_own(
@@ -130,7 +118,7 @@ def test_a_model_that_cannot_be_is_refused_with_the_setting_to_blame(
 def test_a_vocabulary_that_is_too_small_is_refused_before_training(make_settings: MakeSettings) -> None:
     settings = make_settings(model={**LLAMA, "config": {**LLAMA["config"], "vocab_size": 64}})
     with pytest.raises(TrainingError, match="a vocabulary of 64 is too small for token 1"):
-        assemble(settings, World(), torch.device("cpu"))
+        parts_of(settings)
 
 
 @pytest.mark.parametrize("extra", [{}, {"path": "x", "architecture": "llama"}])

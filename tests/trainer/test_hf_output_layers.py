@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
 
+from tests.trainer.training import MakeSettings, trained
 from trainkit.trainer.data.source import IGNORE_INDEX
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models import losses
 from trainkit.trainer.models.hf import PLAIN, Transformer
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble, prepared_model
+from trainkit.trainer.setup import prepared_model
 
-MakeSettings = Callable[..., Settings]
 MASKED = {"albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"}
 WRITING = {"longt5", "mt5", "t5", "umt5"}
 VOCABULARY = 96
@@ -145,11 +140,7 @@ def test_a_masked_model_computes_hidden_tokens_alone_and_is_judged_by_all(
     for few in (losses.FEW, 0):
         monkeypatch.setattr(losses, "FEW", few)
         settings = make_settings(model=asked, train={"steps": 3}, eval={"every_steps": 1, "batches": 2})
-        parts = assemble(settings, World(), torch.device("cpu"))
-        metrics = Metrics(settings.run_dir, [], main=True)
-        train(parts, 0, metrics, Requests())
-        metrics.close()
-        lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
+        lines = trained(settings).lines
         curves.append([line[name] for line in lines for name in ("loss", "eval_loss") if name in line])
         assert len(sizes) == (0 if few else 3 * settings.batch.accumulation)
     assert len(curves[0]) == 6

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.loop import Requests
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import prepared_model
 
-MakeSettings = Callable[..., Settings]
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
 LABELS = {"kind": "random", "samples": 16, "sequence_length": 16, "low": 3, "high": 256, "classes": 2}
 

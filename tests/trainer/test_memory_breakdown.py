@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, trained
 from trainkit.runner.report.summary import render_summary
 from trainkit.trainer.distributed import process_group
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
 
-MakeSettings = Callable[..., Settings]
 SHORT: dict[str, Any] = {"train": {"steps": 2}, "eval": {"every_steps": 0}}
 
 
-def parts_of(settings: Settings) -> dict[str, Any]:
+def anatomy_of(settings: Settings) -> dict[str, Any]:
     """The bytes of rank 0 by what they are for."""
-    found: dict[str, Any] = outcome_of(settings)["memory"][0]["anatomy"]
+    found: dict[str, Any] = trained(settings).result["memory"][0]["anatomy"]
     return found
-
-
-def outcome_of(settings: Settings) -> dict[str, Any]:
-    parts = assemble(settings, World(), torch.device("cpu"))
-    return result(parts, train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests()))
 
 
 @pytest.mark.parametrize(("name", "bytes_per_parameter"), [("adamw_torch", 8), ("sgd", 4)])
 def test_weights_gradients_and_optimizer_state_have_their_bytes_per_parameter(
     name: str, bytes_per_parameter: int, make_settings: MakeSettings
 ) -> None:
-    outcome = outcome_of(make_settings(**SHORT, optimizer={"name": name}))
+    outcome = trained(make_settings(**SHORT, optimizer={"name": name})).result
     count, anatomy = outcome["parameters"], outcome["memory"][0]["anatomy"]
     assert (anatomy["parameters"], anatomy["gradients"]) == (4 * count, 4 * count)
     # AdamW counts its steps in one more number for each tensor of parameters.
@@ -47,8 +37,7 @@ def test_weights_gradients_and_optimizer_state_have_their_bytes_per_parameter(
 
 def test_recomputation_shows_in_the_activations(make_settings: MakeSettings) -> None:
     plain, saving = (
-        outcome_of(make_settings(**SHORT, efficiency={"gradient_checkpointing": on}))["memory"][0]["anatomy"]
-        for on in (False, True)
+        anatomy_of(make_settings(**SHORT, efficiency={"gradient_checkpointing": on})) for on in (False, True)
     )
     assert 0 < saving["activations"] < plain["activations"] / 2
     assert saving["optimizer_state"] == plain["optimizer_state"]
@@ -57,7 +46,7 @@ def test_recomputation_shows_in_the_activations(make_settings: MakeSettings) -> 
 @pytest.mark.needs("torch>=2.8")  # before, nobody can look into a block that is recomputed
 def test_a_recomputed_block_is_what_it_would_have_kept(make_settings: MakeSettings) -> None:
     plain, whole, selective = (
-        parts_of(make_settings(**SHORT, model={"layers": 3}, efficiency={"gradient_checkpointing": on}))
+        anatomy_of(make_settings(**SHORT, model={"layers": 3}, efficiency={"gradient_checkpointing": on}))
         for on in (False, True, {"every": 1, "selective": True})
     )
     assert plain["recomputed_block"] == 0
@@ -70,7 +59,7 @@ def test_a_recomputed_block_is_what_it_would_have_kept(make_settings: MakeSettin
 @pytest.mark.needs("torch>=2.8")  # before, nobody can look into a block that is recomputed
 def test_16_bit_copies_of_weights_are_no_activations(make_settings: MakeSettings) -> None:
     low, own, recomputed = (
-        parts_of(make_settings(**SHORT, precision=precision, efficiency={"gradient_checkpointing": on}))
+        anatomy_of(make_settings(**SHORT, precision=precision, efficiency={"gradient_checkpointing": on}))
         for precision, on in (
             ({"dtype": "bf16"}, False),
             ({"dtype": "bf16", "weights": "bf16"}, False),
@@ -86,7 +75,7 @@ def test_16_bit_copies_of_weights_are_no_activations(make_settings: MakeSettings
 
 def test_copies_of_frozen_weights_are_no_activations_either(make_settings: MakeSettings) -> None:
     tuned = {"peft": {"kind": "lora", "rank": 2}, "precision": {"dtype": "bf16"}}
-    short, long = (parts_of(make_settings(**SHORT, **tuned, data={"sequence_length": size})) for size in (16, 32))
+    short, long = (anatomy_of(make_settings(**SHORT, **tuned, data={"sequence_length": size})) for size in (16, 32))
     assert short["weight_copies"] == long["weight_copies"] > 0
 
 
@@ -94,14 +83,14 @@ def test_copies_of_frozen_weights_are_no_activations_either(make_settings: MakeS
     ("name", "least", "most"), [("adamw_torch_foreach", 0.9, 1.01), ("adamw_torch_fused", 0, 0.01), ("sgd", 0, 0.4)]
 )
 def test_what_an_update_takes_for_itself(name: str, least: float, most: float, make_settings: MakeSettings) -> None:
-    anatomy = parts_of(make_settings(**SHORT, optimizer={"name": name}))
+    anatomy = anatomy_of(make_settings(**SHORT, optimizer={"name": name}))
     assert least <= anatomy["update_temporaries"] / anatomy["parameters"] <= most
 
 
 @pytest.mark.needs("torch>=2.8")  # as above; FSDP2 on a CPU has 2.7
 def test_shards_are_watched_too_and_what_cannot_be_is_not_known(make_settings: MakeSettings) -> None:
     with process_group(World(), torch.device("cpu"), needed=True):
-        anatomy = parts_of(
+        anatomy = anatomy_of(
             make_settings(
                 **SHORT,
                 strategy={"kind": "fsdp"},
@@ -112,20 +101,17 @@ def test_shards_are_watched_too_and_what_cannot_be_is_not_known(make_settings: M
     assert 0.9 <= anatomy["update_temporaries"] / anatomy["parameters"] <= 1.01
     assert anatomy["recomputed_block"] > 0
     once = make_settings(train={"steps": 1}, eval={"every_steps": 0})
-    assert parts_of(once)["update_temporaries"] is None
+    assert anatomy_of(once)["update_temporaries"] is None
 
 
 def test_activations_grow_with_the_micro_batch_and_with_nothing_else(make_settings: MakeSettings) -> None:
-    short, long = (
-        outcome_of(make_settings(**SHORT, data={"sequence_length": length}))["memory"][0]["anatomy"]
-        for length in (16, 32)
-    )
+    short, long = (anatomy_of(make_settings(**SHORT, data={"sequence_length": length})) for length in (16, 32))
     assert 1.8 < long["activations"] / short["activations"] < 2.5
     assert long["gradients"] == short["gradients"] + 16 * 32 * 4  # 16 more positions of width 32
 
 
 def test_the_summary_prints_it(make_settings: MakeSettings) -> None:
-    summary = outcome_of(make_settings(**SHORT))
+    summary = trained(make_settings(**SHORT)).result
     shown = {"wall_seconds": 1.0, "global_batch": 16, "world_size": 1, "strategy": "single", "launcher": "python"}
     (row,) = [
         line

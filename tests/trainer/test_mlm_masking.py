@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.sources import lines
 from tests.trainer.tiny_tokenizer import NAMES
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.setup import Parts
 
-MakeSettings = Callable[..., Settings]
 CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
 CONFIG |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "vocab_size": 300}  # type: ignore[dict-item]
 BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "masked_lm", "config": CONFIG}
 RANDOM = {"kind": "random", "samples": 64, "sequence_length": 32, "low": 0, "high": 256}
 MASK = NAMES.index("[MASK]")
-
-
-def assembled(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
 
 
 def batches(parts: Parts, steps: range, ranks: int = 1, rank: int = 0, workers: int = 0) -> list[Batch]:
@@ -40,7 +33,7 @@ def batches(parts: Parts, steps: range, ranks: int = 1, rank: int = 0, workers: 
 
 def test_an_eighth_is_hidden_a_tenth_of_it_replaced_and_a_tenth_left(make_settings: MakeSettings) -> None:
     data = {**RANDOM, "samples": 512, "sequence_length": 256}
-    parts = assembled(make_settings(model={**BERT, "mask_token": 299}, data=data))
+    parts = parts_of(make_settings(model={**BERT, "mask_token": 299}, data=data))
     [plain] = [parts.source.train[list(range(512))].inputs]
     chosen = plain["labels"] != -100
     assert chosen.float().mean() == pytest.approx(0.15, abs=0.005)
@@ -53,13 +46,10 @@ def test_an_eighth_is_hidden_a_tenth_of_it_replaced_and_a_tenth_left(make_settin
 def test_special_tokens_and_padding_are_never_hidden(
     make_tokenizer: Callable[..., Path], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in ("the cat sat", "what is the sum of two") * 50)
-    )
+    path = lines(tmp_path / "a.jsonl", [{"text": text} for text in ("the cat sat", "what is the sum of two") * 50])
     data = {"kind": "jsonl", "path": str(path), "tokenizer": str(make_tokenizer(bert=True)), "sequence_length": 12}
     model = {**BERT, "config": {**CONFIG, "pad_token_id": NAMES.index("[PAD]")}, "mask_share": 0.9}
-    inputs = assembled(make_settings(model=model, data={**data, "packing": False})).source.train[range(90)].inputs
+    inputs = parts_of(make_settings(model=model, data={**data, "packing": False})).source.train[range(90)].inputs
     ids, labels = inputs["input_ids"], inputs["labels"]
     assert ids[:, 0].eq(NAMES.index("[CLS]")).all()
     assert (labels == -100).logical_or(labels >= len(NAMES)).all()
@@ -70,7 +60,7 @@ def test_special_tokens_and_padding_are_never_hidden(
 
 
 def test_ranks_workers_and_resuming_hide_the_same_tokens(make_settings: MakeSettings) -> None:
-    parts = assembled(make_settings(model={**BERT, "mask_token": 299}, data=RANDOM))
+    parts = parts_of(make_settings(model={**BERT, "mask_token": 299}, data=RANDOM))
     whole = batches(parts, range(4), workers=1)
     assert all(
         torch.equal(each.inputs["labels"], batches(parts, range(4))[n].inputs["labels"]) for n, each in enumerate(whole)
@@ -87,15 +77,13 @@ def test_ranks_workers_and_resuming_hide_the_same_tokens(make_settings: MakeSett
 
 def test_the_loss_is_a_mean_over_the_hidden_tokens_of_the_global_batch(make_settings: MakeSettings) -> None:
     settings = make_settings(model={**BERT, "mask_token": 299}, data=RANDOM, train={"steps": 1}, optimizer={"lr": 0.0})
-    parts = assembled(settings)
+    parts = parts_of(settings)
     batch = batches(parts, range(1))[0]
     inputs = {name: values for name, values in batch.inputs.items() if name != "labels"}
     with torch.no_grad():
         logits = parts.model(**inputs).flatten(0, 1)
     mean = torch.nn.functional.cross_entropy(logits, batch.inputs["labels"].flatten(), ignore_index=-100)
-    metrics = Metrics(settings.run_dir, [], main=True)
-    assert train(parts, 0, metrics, Requests()).loss == pytest.approx(float(mean), rel=1e-6)
-    metrics.close()
+    assert trained(parts).progress.loss == pytest.approx(float(mean), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +95,11 @@ def test_the_loss_is_a_mean_over_the_hidden_tokens_of_the_global_batch(make_sett
 )
 def test_a_mask_token_must_be_known(model: dict[str, Any], message: str, make_settings: MakeSettings) -> None:
     with pytest.raises(TrainingError, match=message):
-        assembled(make_settings(model={**BERT, **model}, data=RANDOM))
+        parts_of(make_settings(model={**BERT, **model}, data=RANDOM))
 
 
 def test_text_files_can_be_masked_too(make_settings: MakeSettings) -> None:
-    parts = assembled(make_settings(model={**BERT, "mask_token": 299}))
+    parts = parts_of(make_settings(model={**BERT, "mask_token": 299}))
     batch = parts.source.train[[0, 1]]
     assert batch.counted == int((batch.inputs["labels"] != -100).sum()) > 0
     last = parts.source.train[[len(parts.source.train) - 1]].inputs

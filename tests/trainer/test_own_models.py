@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.export import export, export_adapters
-from trainkit.trainer.loop import Requests, train
-from trainkit.trainer.metrics.writers import Metrics
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble, prepared_model
+from trainkit.trainer.setup import prepared_model
 
-MakeSettings = Callable[..., Settings]
 PROGRAM = """
 import torch
 from torch import nn
@@ -69,22 +65,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def losses(settings: Settings) -> list[float]:
-    parts = assemble(settings, World(), torch.device("cpu"))
-    metrics = Metrics(settings.run_dir, [], main=True)
-    train(parts, 0, metrics, Requests())
-    metrics.close()
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
 def test_exported_weights_have_the_names_of_the_own_model_even_those_that_are_tied(
     module: str, make_settings: MakeSettings
 ) -> None:
     model = {"kind": "target", "target": f"{module}:Small", "args": {"tied": True}}
     settings = make_settings(model=model, train={"steps": 2}, checkpoint={"every_steps": 2})
-    parts = assemble(settings, World(), torch.device("cpu"))
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    parts = trained(settings).parts
     checkpoint = settings.run_dir / "checkpoints/step-00000002"
     with pytest.raises(TrainingError, match=f"whose model is code of its own: model.target {module}:Small"):
         export(checkpoint, settings.run_dir / "out")
@@ -101,7 +87,7 @@ def test_a_model_of_ones_own_learns_the_same_whatever_form_its_loss_has(
     def curve(form: str, reduction: str = "mean", **sections: Any) -> list[float]:
         model = {"kind": "target", "target": f"{module}:Small", "args": {"form": form, "reduction": reduction}}
         changes = {"steps": 4, "loss_reduction": reduction, **sections.pop("train", {})}
-        return losses(make_settings(model=model, train=changes, optimizer={"lr": 1e-2}, **sections))
+        return trained(make_settings(model=model, train=changes, optimizer={"lr": 1e-2}, **sections)).losses
 
     first = curve("scalar")
     assert first[-1] < first[0] - 0.02
@@ -120,8 +106,8 @@ def test_a_loss_of_ones_own_takes_the_place_of_that_of_any_model(module: str, ma
     gpt = {"layers": 1, "heads": 2, "hidden_size": 16}
     for model, judge in ((llama, "judge_hf"), (gpt, "judge")):
         short = {"steps": 3}
-        own = losses(make_settings(model=model, train={**short, "loss": f"{module}:{judge}"}))
-        assert own == pytest.approx(losses(make_settings(model=model, train=short)), rel=1e-5)
+        own = trained(make_settings(model=model, train={**short, "loss": f"{module}:{judge}"})).losses
+        assert own == pytest.approx(trained(make_settings(model=model, train=short)).losses, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +141,7 @@ def test_a_loss_that_is_not_one_number_is_refused(
 ) -> None:
     model = {"kind": "target", "target": f"{module}:Small", "args": {"form": form}}
     with pytest.raises(TrainingError, match=f"the model {message}"):
-        losses(make_settings(model=model, train={"steps": 1}))
+        trained(make_settings(model=model, train={"steps": 1}))
 
 
 def test_a_target_must_be_named() -> None:
@@ -168,10 +154,10 @@ def test_adapters_find_linear_layers_that_are_named_like_other_modules(
 ) -> None:
     model = {"kind": "target", "target": f"{module}:Small"}  # its blocks are layers.0 and layers.1, of 0 and 1 each
     settings = make_settings(model=model, peft={"kind": "lora"}, train={"steps": 1}, checkpoint={"every_steps": 1})
-    parts = assemble(settings, World(), torch.device("cpu"))
-    trained = {name for name, each in parts.model.named_parameters() if each.requires_grad}
-    assert trained == {f"inner.layers.{block}.0.lora_{side}.default.weight" for block in (0, 1) for side in "AB"}
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    parts = parts_of(settings)
+    training = {name for name, each in parts.model.named_parameters() if each.requires_grad}
+    assert training == {f"inner.layers.{block}.0.lora_{side}.default.weight" for block in (0, 1) for side in "AB"}
+    trained(parts)
     export_adapters(settings.run_dir / "checkpoints/step-00000001", settings.run_dir / "adapters", trusted=True)
     config = json.loads((settings.run_dir / "adapters/adapter_config.json").read_text())
     assert sorted(config["target_modules"]) == ["layers.0.0", "layers.1.0"]

@@ -12,40 +12,36 @@ import pytest
 import torch
 from strategy_runs import Case
 
+from tests.trainer.sources import BERT, TINY, lines
+from tests.trainer.training import MakeSettings, parts_of
 from tests.warm_ranks import run_case
 from trainkit.trainer.metrics.predictions import FILE, predict
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
-
-MakeSettings = Callable[..., Settings]
-CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 256}
+from trainkit.trainer.settings import Settings
 
 
 def predicted(settings: Settings) -> list[dict[str, Any]]:
-    predict(assemble(settings, World(), torch.device("cpu")))
+    predict(parts_of(settings))
     return [json.loads(line) for line in (settings.run_dir / FILE).read_text().splitlines()]
 
 
 def rows(tmp_path: Path, count: int) -> dict[str, Any]:
-    path = tmp_path / "a.jsonl"
-    texts = ({"text": chr(97 + number) * 3, "mood": "good" if number % 2 else "bad"} for number in range(count))
-    path.write_text("".join(json.dumps(each) + "\n" for each in texts))
+    moods = ({"text": chr(97 + number) * 3, "mood": "good" if number % 2 else "bad"} for number in range(count))
+    path = lines(tmp_path / "a.jsonl", moods)
     return {"kind": "jsonl", "path": str(path), "packing": False, "sequence_length": 8, "validation_fraction": 0.3}
 
 
 def test_every_sample_gets_its_label_by_name_with_all_probabilities(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    model = {"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": CONFIG}
     data = {**rows(tmp_path, 11), "label_field": "mood"}
-    found = predicted(make_settings(model=model, data=data, predict={"split": "all"}))
+    found = predicted(make_settings(model=BERT, data=data, predict={"split": "all"}))
     assert [each["sample"] for each in found] == list(range(11))
     assert [each["target"] for each in found] == [number % 2 for number in range(11)]
     for each in found:
         assert sum(each["probabilities"]) == pytest.approx(1, abs=1e-5)
         assert each["probabilities"][each["label"]] == max(each["probabilities"])
         assert each["name"] == ["bad", "good"][each["label"]]
-    held_out = predicted(make_settings(model=model, data=data, predict={"split": "validation"}))
+    held_out = predicted(make_settings(model=BERT, data=data, predict={"split": "validation"}))
     assert [each["sample"] for each in held_out] == [8, 9, 10]
 
 
@@ -76,7 +72,7 @@ class OnMps(torch.Tensor):
 def test_nothing_is_computed_in_64_bits_on_the_device(make_settings: MakeSettings) -> None:
     settings = make_settings(predict={"split": "validation"})
     expected = predicted(settings)
-    parts = assemble(settings, World(), torch.device("cpu"))
+    parts = parts_of(settings)
     parts.model.register_forward_hook(lambda module, inputs, output: output.as_subclass(OnMps))
     predict(parts)
     assert [json.loads(line) for line in (settings.run_dir / FILE).read_text().splitlines()] == expected
@@ -86,7 +82,7 @@ def test_nothing_is_computed_in_64_bits_on_the_device(make_settings: MakeSetting
 def test_every_sample_of_a_language_model_gets_its_loss(
     own: bool, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = {"kind": "hf", "architecture": "llama", "config": CONFIG}
+    model = {"kind": "hf", "architecture": "llama", "config": TINY}
     program = "from torch.nn.functional import cross_entropy\n\ndef loss(outputs, inputs):\n    "
     program += "return cross_entropy(outputs.logits.flatten(0, 1), inputs['targets'].flatten())\n"
     name = f"loss_{abs(hash(str(tmp_path)))}"
@@ -96,7 +92,7 @@ def test_every_sample_of_a_language_model_gets_its_loss(
     train = {"loss": f"{name}:loss"} if own else {}
     settings = make_settings(model=model, data=rows(tmp_path, 7), train=train, predict={"split": "all"})
     found = predicted(settings)
-    parts = assemble(settings, World(), torch.device("cpu"))
+    parts = parts_of(settings)
     for each, number in zip(found, range(7), strict=True):
         samples, first = (parts.source.train, 0) if number < 5 else (parts.source.validation, 5)
         batch = samples[[number - first]]

@@ -11,22 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export, export_adapters
-from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Requests, batches, split_micro, train
-from trainkit.trainer.metrics.predictions import result
-from trainkit.trainer.metrics.writers import Metrics
+from trainkit.trainer.loop import batches, split_micro
 from trainkit.trainer.models.quantized import is_quantized
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, prepared_model
+from trainkit.trainer.setup import Parts, prepared_model
 
 pytestmark = [
     pytest.mark.needs("bitsandbytes>=0.50", "transformers>=5", "peft"),
     # peft's, on GPT-2's transposed layers, and on a name that transformers calls old
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.is_gradient_checkpointing.:FutureWarning"),
 ]
-MakeSettings = Callable[..., Settings]
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2},
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
@@ -45,22 +41,8 @@ def random_model(name: str, **more: Any) -> dict[str, Any]:
     return {"kind": "hf", "architecture": name, "config": {**SIZES[name], "vocab_size": 256}, **more}
 
 
-def parts_of(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
-
-
-def trained(parts: Parts, first: int = 0) -> dict[str, Any]:
-    outcome = train(parts, first, Metrics(parts.settings.run_dir, [], main=True), Requests())
-    return result(parts, outcome)
-
-
 def adapters(parts: Parts) -> dict[str, torch.Tensor]:
     return {name: each.detach().clone() for name, each in parts.model.named_parameters() if each.requires_grad}
-
-
-def losses(settings: Settings) -> list[float]:
-    lines = map(json.loads, (settings.run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 @pytest.fixture
@@ -118,14 +100,14 @@ def test_adapters_beside_quantised_weights_learn_evaluate_and_go_on_bit_equal(
     settings = make_settings(**changes)
     parts = parts_of(settings)
     before = {name: each.detach().clone() for name, each in parts.model.named_parameters()}
-    outcome, after = trained(parts), dict(parts.model.named_parameters())
-    assert outcome["final_loss"] < 5.3 < 5.4 < losses(settings)[0]
+    done, after = trained(parts), dict(parts.model.named_parameters())
+    assert done.result["final_loss"] < 5.3 < 5.4 < done.losses[0]
     changed = {name for name, each in before.items() if not torch.equal(each, after[name])}
     assert changed == set(adapters(parts))
     assert all(each.dtype == torch.float32 for each in adapters(parts).values())
     folder = settings.run_dir / "checkpoints/step-00000003"
     again = parts_of(replace(make_settings(**changes), resume=folder))
-    trained(again, resume(again, restarted=False))
+    trained(again)
     assert all(torch.equal(each, adapters(again)[name]) for name, each in adapters(parts).items())
 
 
@@ -146,7 +128,7 @@ def test_the_same_weights_give_the_same_model_drawn_or_read(
 
 def test_packed_weights_count_as_parameters_and_take_their_own_bytes(make_settings: MakeSettings) -> None:
     plain, eight, four = (
-        trained(parts_of(make_settings(model=random_model("llama", quantize=bits), **SHORT))) for bits in (0, 8, 4)
+        trained(make_settings(model=random_model("llama", quantize=bits), **SHORT)).result for bits in (0, 8, 4)
     )
     names = ("parameters", "frozen_parameters", "flops_per_token")
     assert [plain[name] for name in names] == [eight[name] for name in names] == [four[name] for name in names]
@@ -162,9 +144,7 @@ def test_an_evaluation_changes_nothing_in_training(make_settings: MakeSettings) 
     seldom, often = (
         make_settings(model=model, **{**SHORT, "eval": {"every_steps": every, "batches": 1}}) for every in (0, 1)
     )
-    for settings in (seldom, often):
-        trained(parts_of(settings))
-    assert losses(seldom) == losses(often)
+    assert trained(seldom).losses == trained(often).losses
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -173,8 +153,7 @@ def test_recomputed_and_compiled_blocks_give_the_same_losses(bits: int, make_set
     found = []
     for efficiency in ({}, {"gradient_checkpointing": True}, compiled):
         settings = make_settings(model=random_model("llama", quantize=bits), efficiency=efficiency, **SHORT)
-        trained(parts_of(settings))
-        found.append(losses(settings))
+        found.append(trained(settings).losses)
     assert found[0] == found[1]
     assert found[2] == pytest.approx(found[0], rel=1e-6)
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainer.training import MakeSettings, parts_of
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import RandomData, Recipe
 from trainkit.trainer.data.random import labelled_batch, open_source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import assemble
-
-MakeSettings = Callable[..., Settings]
 
 
 def test_random_data_is_the_guides_dummy_set_unless_told_otherwise() -> None:
@@ -44,7 +40,7 @@ def test_a_sample_is_a_function_of_the_seed_and_its_number() -> None:
 
 def test_the_native_model_trains_on_it_as_on_language(make_settings: MakeSettings) -> None:
     data = {"kind": "random", "samples": 32, "low": 0, "high": 200, "sequence_length": 32}
-    parts = assemble(make_settings(data=data), World(), torch.device("cpu"))
+    parts = parts_of(make_settings(data=data))
     assert parts.evaluation.loss(parts.strategy, parts.eval_autocast) == pytest.approx(5.5, abs=0.2)  # ln 256
 
 

@@ -11,21 +11,20 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.trainer.sources import lines
 from tests.trainer.tiny_tokenizer import NAMES
+from tests.trainer.training import CPU, MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data.sampler import Order
-from trainkit.trainer.loop import Requests, train
 from trainkit.trainer.metrics.predictions import FILE, generate, predict
 from trainkit.trainer.metrics.speed import tokens_in
-from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.hf import EncoderDecoder
 from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble, first_step, prepared_model, start_record
+from trainkit.trainer.setup import first_step, prepared_model, start_record
 
 transformers = pytest.importorskip("transformers")
-MakeSettings = Callable[..., Settings]
 SMALL: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 300}
 T5: dict[str, Any] = {
     "kind": "hf",
@@ -53,21 +52,13 @@ ROWS = [
 
 @pytest.fixture
 def rows(tmp_path: Path) -> dict[str, Any]:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 10))
+    path = lines(tmp_path / "pairs.jsonl", ROWS * 10)
     asked = {"kind": "jsonl", "path": str(path), "field": "summary", "prompt_field": "article"}
     return {**asked, "prompt_prefix": "sum: ", "sequence_length": 40, "target_length": 12}
 
 
-def assembled(settings: Settings) -> Parts:
-    return assemble(settings, World(), torch.device("cpu"))
-
-
 def losses(settings: Settings) -> list[float]:
-    parts = assembled(settings)
-    train(parts, 0, Metrics(settings.run_dir, [], main=True), Requests())
-    lines = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in lines for name in ("loss", "eval_loss") if name in line]
+    return [line[name] for line in trained(settings).lines for name in ("loss", "eval_loss") if name in line]
 
 
 def test_batches_are_those_of_transformers_own_collator(
@@ -75,7 +66,7 @@ def test_batches_are_those_of_transformers_own_collator(
 ) -> None:
     folder = make_tokenizer(bert=True)
     model = {**BART, "config": {**BART["config"], "pad_token_id": NAMES.index("[PAD]")}}
-    parts = assembled(make_settings(model=model, data={**rows, "tokenizer": str(folder)}))
+    parts = parts_of(make_settings(model=model, data={**rows, "tokenizer": str(folder)}))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     features = []
     for row in ROWS:
@@ -101,7 +92,7 @@ def test_batches_are_those_of_transformers_own_collator(
 def test_loss_and_gradients_are_those_of_a_plain_forward_of_transformers(
     asked: dict[str, Any], rows: dict[str, Any], make_settings: MakeSettings
 ) -> None:
-    parts = assembled(make_settings(model=asked, data=rows))
+    parts = parts_of(make_settings(model=asked, data=rows))
     batch, inner = parts.source.train[[0, 1, 2, 3, 4]], cast("Any", parts.model.inner)
     assert "attention_mask" in batch.inputs
     loss = parts.model(**batch.inputs) / batch.counted
@@ -152,7 +143,7 @@ def test_what_is_too_long_is_cut_and_said_and_targets_keep_their_end(
     rows: dict[str, Any], make_settings: MakeSettings, make_tokenizer: Callable[..., Path]
 ) -> None:
     data = {**rows, "tokenizer": str(make_tokenizer()), "target_length": 3, "sequence_length": 8}
-    source = assembled(make_settings(model=T5, data=data)).source
+    source = parts_of(make_settings(model=T5, data=data)).source
     labels = source.train[list(range(4))].inputs["labels"]
     assert labels.shape == (4, 3)
     assert [row[row != -100][-1] for row in labels] == [NAMES.index("<|end|>")] * 4
@@ -165,11 +156,11 @@ def test_a_micro_batch_is_tried_with_samples_as_long_as_any_may_be(
     rows: dict[str, Any], make_settings: MakeSettings
 ) -> None:
     settings = make_settings(model=T5, data={**rows, "sequence_length": 64, "target_length": 56})
-    source = assembled(settings).source
+    source = parts_of(settings).source
     order = Order(0, len(source.train), 16)
     shapes = {name: each.shape for name, each in source.train[order.indices(0, 0, 16)].inputs.items()}
     assert (shapes["input_ids"], shapes["labels"]) == ((16, 40), (16, 32)), "the longest that there are"
-    tried = first_step(settings, source, order, World(), torch.device("cpu")).batch
+    tried = first_step(settings, source, order, World(), CPU).batch
     assert {name: each.shape[1] for name, each in tried.inputs.items()} == {
         "input_ids": 64, "attention_mask": 64, "labels": 56,
     }  # fmt: skip
@@ -187,7 +178,7 @@ def test_a_row_without_source_or_target_is_named(
     with Path(rows["path"]).open("a") as file:
         file.write(json.dumps(row) + "\n")
     with pytest.raises(TrainingError, match=f"pairs.jsonl:41: field {message}"):
-        assembled(make_settings(model=T5, data=rows))
+        parts_of(make_settings(model=T5, data=rows))
 
 
 def test_translations_lie_in_mappings_of_a_data_set(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -196,20 +187,20 @@ def test_translations_lie_in_mappings_of_a_data_set(make_settings: MakeSettings,
     datasets.Dataset.from_list(pairs).to_parquet(tmp_path / "set/train.parquet")
     asked = {"kind": "dataset", "path": str(tmp_path / "set"), "sequence_length": 16}
     data = {**asked, "prompt_field": "translation.en", "field": "translation.fr", "prompt_prefix": "to French: "}
-    inputs = assembled(make_settings(model=T5, data=data)).source.train[[0]].inputs
+    inputs = parts_of(make_settings(model=T5, data=data)).source.train[[0]].inputs
     assert bytes(inputs["input_ids"][0].tolist()) == b"to French: cat 0"
     assert bytes(inputs["labels"][0, :6].tolist()) == b"chat 0"
-    streamed = assembled(make_settings(model=T5, data={**data, "streaming": True, "validation_rows": 2}))
+    streamed = parts_of(make_settings(model=T5, data={**data, "streaming": True, "validation_rows": 2}))
     assert bytes(streamed.source.validation[[1]].inputs["labels"][0, :6].tolist()) == b"chat 1"
     with pytest.raises(TrainingError, match=r"row 0: field 'translation.de' is missing"):
-        assembled(make_settings(model=T5, data={**data, "field": "translation.de"}))
+        parts_of(make_settings(model=T5, data={**data, "field": "translation.de"}))
     with pytest.raises(TrainingError, match=r"has no column 'traduction.fr'"):
-        assembled(make_settings(model=T5, data={**data, "field": "traduction.fr"}))
+        parts_of(make_settings(model=T5, data={**data, "field": "traduction.fr"}))
 
 
 def test_random_pairs_are_drawn_for_measuring(make_settings: MakeSettings) -> None:
     data = {"kind": "random", "samples": 16, "sequence_length": 12, "target_length": 5, "high": 300}
-    parts = assembled(make_settings(model=T5, data=data))
+    parts = parts_of(make_settings(model=T5, data=data))
     batch = parts.source.train[[3, 1]]
     assert batch.inputs["input_ids"].shape == (2, 12)
     assert batch.inputs["labels"].shape == (2, 5)
@@ -232,14 +223,14 @@ def test_data_of_the_users_own_may_bring_what_the_decoder_reads(
 ) -> None:
     (tmp_path / "own_pairs.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(tmp_path)
-    parts = assembled(make_settings(model=T5, data={"kind": "target", "target": "own_pairs:pairs"}))
+    parts = parts_of(make_settings(model=T5, data={"kind": "target", "target": "own_pairs:pairs"}))
     batch = parts.source.train[[0, 1]]
     assert (batch.counted, tokens_in(batch)) == (4, 18)
     with torch.no_grad():
         plain = parts.model.inner(**batch.inputs).loss  # type: ignore[operator]
         assert float(parts.model(**batch.inputs)) == pytest.approx(4 * float(plain), rel=1e-6)
     (tmp_path / "their_pairs.py").write_text(PROGRAM.replace("[7, 8, -100]", "[7, 300, -100]"))
-    parts = assembled(make_settings(model=T5, data={"kind": "target", "target": "their_pairs:pairs"}))
+    parts = parts_of(make_settings(model=T5, data={"kind": "target", "target": "their_pairs:pairs"}))
     with pytest.raises(TrainingError, match="sample 1 has labels of 300, and the model knows labels from 0 to 299"):
         parts.source.train[[1]]
 
@@ -253,9 +244,9 @@ def test_predictions_are_losses_of_targets_and_a_sample_is_written_for_a_source(
     settings = make_settings(
         model=T5, data=data, sample=sample, predict={"split": "validation", "tokens": 9}, **learning
     )
-    parts = assembled(settings)
+    parts = parts_of(settings)
     before = generate(parts)
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    trained(parts)
     assert generate(parts) == "cat sat" != before
     predict(parts)
     (first, second) = [json.loads(line) for line in (settings.run_dir / FILE).read_text().splitlines()]
@@ -276,8 +267,8 @@ def test_from_pretrained_reads_what_was_trained_and_goes_on_with_it(
     asked: dict[str, Any], rows: dict[str, Any], make_settings: MakeSettings
 ) -> None:
     settings = make_settings(model=asked, data=rows, train={"steps": 2}, checkpoint={"every_steps": 2})
-    parts = assembled(settings)
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    parts = parts_of(settings)
+    trained(parts)
     out = settings.run_dir / "out"
     export(settings.run_dir / "checkpoints/step-00000002", out)
     read, batch = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).eval(), parts.source.train[[0, 1]]
@@ -297,8 +288,8 @@ def test_adapters_go_into_encoder_and_decoder_and_peft_reads_them(
     asked = {"kind": "hf", "path": str(tmp_path / "base"), "task": "seq2seq_lm"}
     learning: dict[str, Any] = {"train": {"steps": 2}, "optimizer": {"lr": 1e-2}, "checkpoint": {"every_steps": 2}}
     settings = make_settings(model=asked, data=rows, peft={"kind": "lora", "rank": 2}, **learning)
-    parts = assembled(settings)
-    train(parts, 0, Metrics(settings.run_dir, [], main=False), Requests())
+    parts = parts_of(settings)
+    trained(parts)
     adapted = {name.partition(".lora_")[0] for name, _ in parts.model.named_parameters() if ".lora_" in name}
     # q, k, v and o of two blocks' attention on each side, of the decoder's to the encoder, and two layers beside
     assert len(adapted) == 2 * (4 + 2) + 2 * (4 + 4 + 2)
@@ -312,10 +303,10 @@ def test_adapters_go_into_encoder_and_decoder_and_peft_reads_them(
 
 
 def test_an_encoder_decoder_says_what_it_lacks(rows: dict[str, Any], make_settings: MakeSettings) -> None:
-    remarks = [text for _, text in assembled(make_settings(model=T5, data=rows)).model.remarks]
+    remarks = [text for _, text in parts_of(make_settings(model=T5, data=rows)).model.remarks]
     assert any("decoders begin with the padding token" in text for text in remarks)
     begun = {**T5, "config": {**T5["config"], "decoder_start_token_id": 5}}
-    model = assembled(make_settings(model=begun, data=rows)).model
+    model = parts_of(make_settings(model=begun, data=rows)).model
     assert isinstance(model, EncoderDecoder)
     assert model.begin(torch.tensor([[7]])).tolist() == [[5]]
     for config, data, message in (
@@ -323,10 +314,10 @@ def test_an_encoder_decoder_says_what_it_lacks(rows: dict[str, Any], make_settin
         ({"pad_token_id": 7}, {}, "model.config.pad_token_id is 7, and texts are padded with 0"),
     ):
         with pytest.raises(TrainingError, match=message):
-            assembled(make_settings(model={**T5, "config": {**T5["config"], **config}}, data={**rows, **data}))
+            parts_of(make_settings(model={**T5, "config": {**T5["config"], **config}}, data={**rows, **data}))
     with pytest.raises(TrainingError, match="target_length: the model has 64 places, fewer than 65"):
-        assembled(make_settings(model=BART, data={**rows, "target_length": 65}))
-    assembled(make_settings(model={**T5, "config": {**T5["config"]}}, data={**rows, "sequence_length": 2000}))
+        parts_of(make_settings(model=BART, data={**rows, "target_length": 65}))
+    parts_of(make_settings(model={**T5, "config": {**T5["config"]}}, data={**rows, "sequence_length": 2000}))
 
 
 # Of each the settings that make it small, by their own names.
@@ -346,7 +337,7 @@ def test_every_family_has_blocks_on_both_sides_and_the_loss_of_its_own(
     known = transformers.AutoConfig.for_model(architecture)
     names = {*known.to_dict(), "decoder_start_token_id", "attention_dropout", "activation_dropout"}
     config = {name: value for name, value in SIZES.items() if name in names and name not in known.attribute_map}
-    parts = assembled(make_settings(model={**T5, "architecture": architecture, "config": config}, data=rows))
+    parts = parts_of(make_settings(model={**T5, "architecture": architecture, "config": config}, data=rows))
     sides = {name.partition(".layers.")[0].partition(".block.")[0] for name, each in parts.model.named_modules()
              if each in set(parts.model.blocks)}  # fmt: skip
     assert len(sides) == 2, sides

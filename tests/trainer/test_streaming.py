@@ -11,7 +11,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,23 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.training import parts_of, trained
+from tests.trainer.sources import BERT, TINY, lines, parquet, shown
+from tests.trainer.sources import opened as opened_in_memory
+from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import Order
 from trainkit.trainer.data.shards import split_files
 from trainkit.trainer.data.source import Batch, Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
-from trainkit.trainer.settings import Settings
 
-MakeSettings = Callable[..., Settings]
 LENGTH, GLOBAL = 16, 16
-TINY = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 256}
-BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": TINY}
 STREAMED = Order(0, None, GLOBAL)
+opened = partial(opened_in_memory, sequence_length=LENGTH, streaming=True)
 
 
 def texts(count: int, seed: object = 0) -> list[dict[str, Any]]:
@@ -46,24 +44,11 @@ def texts(count: int, seed: object = 0) -> list[dict[str, Any]]:
     return [{"text": "".join(chance.choices("abcdef ", k=chance.randint(2, 60))), "mood": seed} for _ in range(count)]
 
 
-def lines(path: Path, rows: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    return path
-
-
-def parquet(path: Path, rows: Sequence[Mapping[str, Any]], group: int = 20, **options: Any) -> Path:
-    arrow = pytest.importorskip("pyarrow")
-    path.parent.mkdir(exist_ok=True)
-    pytest.importorskip("pyarrow.parquet").write_table(
-        arrow.Table.from_pylist(list(rows)), path, row_group_size=group, **options
-    )
-    return path
-
-
-def opened(kind: str, path: Path | None = None, model: Mapping[str, Any] | None = None, **settings: Any) -> Source:
-    named = {"path": str(path)} if path else {}
-    data = {"kind": kind, **named, "sequence_length": LENGTH, "streaming": True, **settings}
-    return SOURCES[kind](Recipe.model_validate({"data": data, **({"model": model} if model else {})}), Path())
+def resumed(source: Source, bookmark: str, number: int) -> Source:
+    """The source, begun where a bookmark says, before a sample."""
+    assert source.stream is not None
+    assert source.stream.go_on(bookmark, number)
+    return source
 
 
 def mixed(*sources: tuple[Path, float], **settings: Any) -> Source:
@@ -83,8 +68,9 @@ def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     )
 
 
-def shown(batch: Batch) -> list[str]:
-    return ["".join(map(chr, row)) for row in batch.inputs["tokens"].tolist()]
+def names_of(source: Source, chosen: range) -> list[str]:
+    """The texts of some steps' samples."""
+    return [text for batch in steps(source, chosen) for text in shown(batch.inputs["tokens"])]
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -143,7 +129,7 @@ def test_samples_are_shuffled_in_the_buffer_and_anew_in_each_epoch(tmp_path: Pat
     path = lines(tmp_path / "a.jsonl", rows)
     settings: dict[str, Any] = {"packing": False, "validation_rows": 3}
     plain = opened("jsonl", path, shuffle_buffer=0, **settings)
-    names = [name for batch in steps(plain, range(13)) for name in shown(batch)]
+    names = names_of(plain, range(13))
     assert [name[:2] for name in names[:4]] == ["00", "00", "00", "00"]
     first = [f"{number:03}"[:2] for number in range(3, 103)]
     assert [name[:2] for name in names[:200]] == first * 2
@@ -163,7 +149,7 @@ def test_files_come_in_an_order_of_their_own_in_each_epoch(tmp_path: Path) -> No
     for shuffled in (True, False):
         found = opened("jsonl", path=None, mix=[{"path": paths}], packing=False, validation_rows=1,
                        shuffle_files=shuffled, shuffle_buffer=0)  # fmt: skip
-        names = [row[0] for batch in steps(found, range(6)) for row in shown(batch)][:93]
+        names = [row[0] for row in names_of(found, range(6))][:93]
         orders[shuffled] = ["".join(dict.fromkeys(names[start : start + 31])) for start in (0, 31, 62)]
     assert orders[False] == ["abcdefgh"] * 3
     assert len(set(orders[True])) == 3
@@ -210,9 +196,7 @@ def test_from_any_bookmark_the_stream_goes_on_bit_equal(packing: bool, tmp_path:
 
     whole = steps(fresh(), range(40))
     for step in (0, 1, 5, 17, 38):
-        source = fresh()
-        assert source.stream is not None
-        assert source.stream.go_on(whole[step].bookmark, GLOBAL * (step + 1))
+        source = resumed(fresh(), whole[step].bookmark, GLOBAL * (step + 1))
         again = pickle.loads(pickle.dumps(source))
         assert same(steps(source, range(step + 1, 40)), whole[step + 1 :])
         assert same(steps(again, range(step + 1, 40)), whole[step + 1 :])
@@ -237,10 +221,7 @@ def test_empty_rows_are_passed_over_where_the_recipe_says_so(form: str, packing:
     clean = steps(opened("dataset", tmp_path / "clean", **streamed), range(20))
     whole = steps(fresh(), range(20))
     assert same(whole, clean)
-    source = fresh()
-    assert source.stream is not None
-    assert source.stream.go_on(whole[8].bookmark, GLOBAL * 9)
-    assert same(steps(source, range(9, 20)), whole[9:])
+    assert same(steps(resumed(fresh(), whole[8].bookmark, GLOBAL * 9), range(9, 20)), whole[9:])
     one = opened("dataset", tmp_path / "clean", packing=packing, streaming=False)
     other = opened("dataset", tmp_path / "with", packing=packing, streaming=False, skip_empty=True)
     assert "(48 empty rows passed over)" in other.description
@@ -264,9 +245,7 @@ def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Pa
     assert offset > kept + 1000
     source = opened("jsonl", path, **settings)
     path.write_bytes(content[:kept] + b"x" * (offset - kept) + content[offset:])
-    assert source.stream is not None
-    assert source.stream.go_on(whole[10].bookmark, 11 * GLOBAL)
-    assert same(steps(source, range(11, 20)), whole[11:])
+    assert same(steps(resumed(source, whole[10].bookmark, 11 * GLOBAL), range(11, 20)), whole[11:])
     with pytest.raises(TrainingError, match=r"a\.jsonl:3 is not JSON"):
         steps(opened("jsonl", path, **settings), range(1))
 
@@ -299,7 +278,7 @@ def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path:
 def test_sources_come_by_their_weights_and_begin_again_at_their_end(tmp_path: Path) -> None:
     paths = [lines(tmp_path / f"{name}.jsonl", [{"text": name * 9}] * 12) for name in "abc"]
     found = mixed((paths[0], 6), (paths[1], 0), (paths[2], 2), packing=False)
-    names = "".join(row[0] for batch in steps(found, range(100)) for row in shown(batch))
+    names = "".join(row[0] for row in names_of(found, range(100)))
     assert set(names) == {"a", "c"}
     assert 0.7 < names.count("a") / len(names) < 0.8
     assert len({names[start : start + 8] for start in range(0, 400, 8)}) > 3, "drawn, not in turn"
@@ -311,14 +290,14 @@ def test_a_source_of_a_mixture_may_name_its_own_field(tmp_path: Path) -> None:
     lines(tmp_path / "b.jsonl", [{"content": "bbbb"}] * 9)
     mix = [{"path": str(tmp_path / "a.jsonl")}, {"path": str(tmp_path / "b.jsonl"), "field": "content"}]
     found = opened("jsonl", mix=mix, packing=False, validation_rows=1)
-    assert {row[0] for batch in steps(found, range(4)) for row in shown(batch)} == {"a", "b"}
+    assert {row[0] for row in names_of(found, range(4))} == {"a", "b"}
 
 
 def test_the_first_rows_are_held_out_and_never_trained_on(tmp_path: Path) -> None:
     paths = [str(lines(tmp_path / f"{name}.jsonl", [{"text": name * 20}] * 3)) for name in "abcd"]
     found = opened("jsonl", mix=[{"path": paths}], packing=False, validation_rows=4)
-    assert [row[0] for row in shown(found.validation[range(4)])] == ["a", "a", "a", "b"]
-    names = "".join(row[0] for batch in steps(found, range(2)) for row in shown(batch))
+    assert [row[0] for row in shown(found.validation[range(4)].inputs["tokens"])] == ["a", "a", "a", "b"]
+    names = "".join(row[0] for row in names_of(found, range(2)))
     assert sorted(names[:8]) == sorted("bbcccddd")
 
 
@@ -328,11 +307,11 @@ def test_no_row_that_is_held_out_is_trained_on_where_its_file_is_named_again(tmp
     )
     for mix, names in ([{"path": [a, a]}], "a"), ([{"path": [b, a]}, {"path": a}], "ab"):
         found = opened("jsonl", mix=mix, packing=False, validation_rows=2)
-        held_out = {row[:2] for row in shown(found.validation[range(len(found.validation))])}
-        trained = {row[:2] for batch in steps(found, range(9)) for row in shown(batch)}
+        held_out = {row[:2] for row in shown(found.validation[range(len(found.validation))].inputs["tokens"])}
+        seen = {row[:2] for row in names_of(found, range(9))}
         assert held_out == {f"{name}{number}" for name in names for number in range(2)}
-        assert not trained & held_out
-        assert {f"a{number}" for number in range(2, 6)} <= trained
+        assert not seen & held_out
+        assert {f"a{number}" for number in range(2, 6)} <= seen
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -376,160 +355,92 @@ def test_labels_of_a_stream_are_numbers_or_named_in_the_recipe(tmp_path: Path) -
     assert named.train[[0, 1]].inputs["labels"].tolist() == [1, 1]
 
 
-def torn(tmp_path: Path) -> dict[str, Any]:
-    path = lines(tmp_path / "a.jsonl", texts(30))
-    path.write_text(path.read_text() + '{"text": "torn')
-    return {"path": path}
+DATA: dict[str, Any] = {"kind": "dataset", "path": "data"}
+DAMAGED: Sequence[tuple[str, Mapping[str, Any], dict[str, Any], str]] = [
+    # name, files with their rows or content, settings, message
+    ("torn", {"a.jsonl": ("".join(json.dumps(row) + "\n" for row in texts(30)) + '{"text": "torn').encode()}, {},
+     r"a\.jsonl:31 is not JSON: Unterminated string"),
+    ("without a field", {"a.jsonl": [*texts(30), {"txt": "b"}, *texts(5)]}, {},
+     r"a\.jsonl:31: field 'text' is missing"),
+    ("without rows", {"a.jsonl": []}, {}, r"a\.jsonl has no row to train on$"),
+    ("all held out", {"a.jsonl": texts(5)}, {"validation_rows": 7},
+     r"a\.jsonl has no row to train on beside the 5 rows held out for evaluation"),
+    ("single bytes", {"a.jsonl": [*texts(5), {"text": "a"}]}, {"validation_rows": 5},
+     r"the rows from .*a\.jsonl on fill no sample of 16 tokens"),
+    ("filled by prompts", {"a.jsonl": [{"ask": "a" * (LENGTH + 1), "text": "b"}] * 9},
+     {"prompt_field": "ask", "packing": False},
+     r"3 rows held out of .*: nothing of them is to be predicted within 16 tokens"),
+    ("nothing to evaluate on", {"data/validation.jsonl": [], "data/train.jsonl": texts(9)}, DATA,
+     r"data \(1 file, .* has no row to evaluate on"),
+    ("without a column", {"data/0.parquet": texts(9), "data/1.parquet": [{"texts": "a"}]}, DATA,
+     r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
+    ("tables as lines", {"a.parquet": texts(9)}, {"path": "a.parquet"}, r"a\.parquet is no file of JSON lines"),
+    ("parquet as lines", {"a.jsonl": b"PAR1"}, {}, r"a\.jsonl is a parquet file and no JSON lines"),
+    ("compressed", {"a.jsonl": gzip.compress(b'{"text": "abc"}')}, {},
+     r"a\.jsonl is compressed \(gzip\) and no JSON lines"),
+    ("an array", {"a.jsonl": json.dumps(texts(9)).encode()}, {}, r"a\.jsonl is a JSON array and no JSON lines"),
+    ("no rows at all", {"a.jsonl": b"\x90\x91"}, {}, r"a\.jsonl:1 is not JSON"),
+    ("a null among ids", {"data/0.parquet": [*[{"ids": [7, 8]}] * 6, {"ids": [7, None, 8]}]},
+     {**DATA, "tokens_field": "ids"}, r"data/0\.parquet: row 6: field 'ids' holds None: expected whole numbers"),
+    ("a folder as lines", {"data/a.jsonl": texts(9)}, {"path": "data"}, r"is a folder"),
+    ("an unknown split", {"data/train.parquet": texts(9)}, {**DATA, "split": "tran"},
+     r"data.split: .*/data has no split 'tran'"),
+    ("a subset of a file", {"train.parquet": texts(9)}, {"kind": "dataset", "path": "train.parquet", "subset": "en"},
+     r"data.subset: .*/train.parquet has no subset 'en'"),
+    ("without its second source", {"a.jsonl": texts(9)},
+     {"path": None, "mix": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "validation_rows": 1},
+     r"b\.jsonl cannot be read: No such file"),
+]  # fmt: skip
 
 
-def without_field(tmp_path: Path) -> dict[str, Any]:
-    return {"path": lines(tmp_path / "a.jsonl", [*texts(30), {"txt": "b"}, *texts(5)])}
-
-
-def without_rows(tmp_path: Path) -> dict[str, Any]:
-    return {"path": lines(tmp_path / "a.jsonl", [])}
-
-
-def held_out_alone(tmp_path: Path) -> dict[str, Any]:
-    return {"path": lines(tmp_path / "a.jsonl", texts(5)), "validation_rows": 7}
-
-
-def single_bytes(tmp_path: Path) -> dict[str, Any]:
-    return {"path": lines(tmp_path / "a.jsonl", [*texts(5), {"text": "a"}]), "validation_rows": 5}
-
-
-def damaged_foot(tmp_path: Path) -> dict[str, Any]:
-    paths = [parquet(tmp_path / "data" / f"{number}.parquet", texts(30, number)) for number in range(4)]
-    paths[2].write_bytes(paths[2].read_bytes()[:-40])
-    return {"kind": "dataset", "path": tmp_path / "data"}
-
-
-def damaged_page(tmp_path: Path) -> dict[str, Any]:
-    paths = [parquet(tmp_path / "data" / f"{number}.parquet", texts(300, number), 150) for number in range(4)]
-    content = bytearray(paths[2].read_bytes())
-    middle = len(content) // 2
-    content[middle - 900 : middle - 100] = b"\xff" * 800
-    paths[2].write_bytes(content)
-    return {"kind": "dataset", "path": tmp_path / "data"}
-
-
-def without_column(tmp_path: Path) -> dict[str, Any]:
-    parquet(tmp_path / "data" / "0.parquet", texts(9))
-    parquet(tmp_path / "data" / "1.parquet", [{"texts": "a"}])
-    return {"kind": "dataset", "path": tmp_path / "data"}
-
-
-def parquet_as_lines(tmp_path: Path) -> dict[str, Any]:
-    return {"path": parquet(tmp_path / "a.parquet", texts(9)).rename(tmp_path / "a.jsonl")}
-
-
-def tables_as_lines(tmp_path: Path) -> dict[str, Any]:
-    return {"path": parquet(tmp_path / "a.parquet", texts(9))}
-
-
-def compressed(tmp_path: Path) -> dict[str, Any]:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"text": "abc"}'))
-    return {"path": path}
-
-
-def filled_by_prompts(tmp_path: Path) -> dict[str, Any]:
-    path = lines(tmp_path / "a.jsonl", [{"ask": "a" * (LENGTH + 1), "text": "b"}] * 9)
-    return {"path": path, "prompt_field": "ask", "packing": False}
-
-
-def nothing_to_evaluate_on(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "data").mkdir()
-    lines(tmp_path / "data" / "validation.jsonl", [])
-    lines(tmp_path / "data" / "train.jsonl", texts(9))
-    return {"kind": "dataset", "path": tmp_path / "data"}
-
-
-def array_of_rows(tmp_path: Path) -> dict[str, Any]:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(texts(9)))
-    return {"path": path}
-
-
-def no_rows_at_all(tmp_path: Path) -> dict[str, Any]:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\x90\x91")
-    return {"path": path}
-
-
-def no_utf8(tmp_path: Path) -> dict[str, Any]:
-    arrow = pytest.importorskip("pyarrow")
-    found = arrow.array([b"abc"] * 25 + [b"\xff"] + [b"abc"] * 9, arrow.binary())
-    column = arrow.StringArray.from_buffers(len(found), *found.buffers()[1:])
-    (tmp_path / "data").mkdir()
-    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": column}), tmp_path / "data/0.parquet")
-    return {"kind": "dataset", "path": tmp_path / "data"}
-
-
-def null_among_ids(tmp_path: Path) -> dict[str, Any]:
-    parquet(tmp_path / "data" / "0.parquet", [*[{"ids": [7, 8]}] * 6, {"ids": [7, None, 8]}])
-    return {"kind": "dataset", "path": tmp_path / "data", "tokens_field": "ids"}
-
-
-def folder_as_lines(tmp_path: Path) -> dict[str, Any]:
-    return {"path": tmp_path}
-
-
-def pipe(tmp_path: Path) -> dict[str, Any]:
-    os.mkfifo(tmp_path / "a.jsonl")
-    return {"path": tmp_path / "a.jsonl"}
-
-
-def unknown_split(tmp_path: Path) -> dict[str, Any]:
-    parquet(tmp_path / "data" / "train.parquet", texts(9))
-    return {"kind": "dataset", "path": tmp_path / "data", "split": "tran"}
-
-
-def subset_of_a_file(tmp_path: Path) -> dict[str, Any]:
-    parquet(tmp_path / "train.parquet", texts(9))
-    return {"kind": "dataset", "path": tmp_path / "train.parquet", "subset": "en"}
-
-
-def second_source_missing(tmp_path: Path) -> dict[str, Any]:
-    first = lines(tmp_path / "a.jsonl", texts(9))
-    return {"path": None, "mix": [{"path": str(first)}, {"path": str(tmp_path / "b.jsonl")}], "validation_rows": 1}
+def refused(message: str, **settings: Any) -> None:
+    """Opens a stream and reads on until it is refused."""
+    with pytest.raises(TrainingError) as caught:
+        steps(
+            opened(**{"kind": "jsonl", "path": "a.jsonl", "validation_rows": 3, "shuffle_buffer": 8, **settings}),
+            range(200),
+        )
+    whole = f"{caught.value} {caught.value.diagnostics[0].hint}" if "did you" in message else str(caught.value)
+    assert re.search(message, whole), whole
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (torn, r"a\.jsonl:31 is not JSON: Unterminated string"),
-        (without_field, r"a\.jsonl:31: field 'text' is missing"),
-        (without_rows, r"a\.jsonl has no row to train on$"),
-        (held_out_alone, r"a\.jsonl has no row to train on beside the 5 rows held out for evaluation"),
-        (single_bytes, r"the rows from .*a\.jsonl on fill no sample of 16 tokens"),
-        (damaged_foot, r"data/2\.parquet is no sound parquet file"),
-        (damaged_page, r"data/2\.parquet: row \d+ cannot be read"),
-        (without_column, r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
-        (tables_as_lines, r"a\.parquet is no file of JSON lines"),
-        (parquet_as_lines, r"a\.jsonl is a parquet file and no JSON lines"),
-        (compressed, r"a\.jsonl\.gz is compressed \(gzip\) and no JSON lines"),
-        (filled_by_prompts, r"3 rows held out of .*: nothing of them is to be predicted within 16 tokens"),
-        (nothing_to_evaluate_on, r"data \(1 file, .* has no row to evaluate on"),
-        (array_of_rows, r"a\.jsonl is a JSON array and no JSON lines"),
-        (no_rows_at_all, r"a\.jsonl:1 is not JSON"),
-        (no_utf8, r"data/0\.parquet: row 25 cannot be read: 'utf-8'"),
-        (null_among_ids, r"data/0\.parquet: row 6: field 'ids' holds None: expected whole numbers"),
-        (folder_as_lines, r"is a folder"),
-        (pipe, r"a\.jsonl is a device or a pipe"),
-        (unknown_split, r"data.split: .*/data has no split 'tran'"),
-        (subset_of_a_file, r"data.subset: .*/train.parquet has no subset 'en'"),
-        (second_source_missing, r"b\.jsonl cannot be read: No such file"),
-    ],
+    ("files", "settings", "message"), [each[1:] for each in DAMAGED], ids=[each[0] for each in DAMAGED]
 )
 def test_bad_input_is_one_message_that_names_file_and_row(
-    make: Callable[[Path], dict[str, Any]], message: str, tmp_path: Path
+    files: Mapping[str, Any], settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"kind": "jsonl", "validation_rows": 3, "shuffle_buffer": 8, **make(tmp_path)}
-    with pytest.raises(TrainingError) as caught:
-        steps(opened(**settings), range(200))
-    whole = f"{caught.value} {caught.value.diagnostics[0].hint}" if "did you" in message else str(caught.value)
-    assert re.search(message, whole), whole
+    monkeypatch.chdir(tmp_path)
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            (parquet if path.suffix == ".parquet" else lines)(path, content)
+    refused(message, **settings)
+
+
+def test_a_pipe_is_no_file_of_rows(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    refused(r"a\.jsonl is a device or a pipe", path=tmp_path / "a.jsonl")
+
+
+def test_damaged_tables_are_named_with_the_row(tmp_path: Path) -> None:
+    data: dict[str, Any] = {"kind": "dataset", "path": tmp_path / "data"}
+    paths = [parquet(tmp_path / "data" / f"{number}.parquet", texts(300, number), 150) for number in range(4)]
+    whole = paths[2].read_bytes()
+    middle = len(whole) // 2
+    paths[2].write_bytes(whole[: middle - 900] + b"\xff" * 800 + whole[middle - 100 :])
+    refused(r"data/2\.parquet: row \d+ cannot be read", **data)
+    paths[2].write_bytes(whole[:-40])
+    refused(r"data/2\.parquet is no sound parquet file", **data)
+    arrow = pytest.importorskip("pyarrow")
+    found = arrow.array([b"abc"] * 25 + [b"\xff"] + [b"abc"] * 9, arrow.binary())
+    column = arrow.StringArray.from_buffers(len(found), *found.buffers()[1:])
+    for path in paths:
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": column}), path)
+    refused(r"data/\d\.parquet: row 25 cannot be read: 'utf-8'", **data)
 
 
 @pytest.mark.parametrize(("packing", "row"), [(True, 9), (False, 10)])  # packed, the sample begins in the row before

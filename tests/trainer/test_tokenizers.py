@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.sources import lines, opened
 from tests.trainer.tiny_tokenizer import CHATML
+from tests.trainer.training import MakeSettings, parts_of
 from trainkit.errors import TrainingError
 from trainkit.recipe.described import has_template
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.data import text
-from trainkit.trainer.data.dataset import open_source
 from trainkit.trainer.data.encoding import open_encoder
 from trainkit.trainer.data.source import IGNORE_INDEX, Source
-from trainkit.trainer.settings import Settings, World
-from trainkit.trainer.setup import Parts, assemble
+from trainkit.trainer.settings import World
+from trainkit.trainer.setup import Parts
 
 MakeTokenizer = Callable[..., Path]
 CHAT = [
@@ -44,15 +45,8 @@ BARE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def source(path: Path, tokenizer: Path | None, **settings: Any) -> Source:
-    data = {"kind": "jsonl", "path": str(path), "sequence_length": 64, "packing": False, **settings}
-    if tokenizer:
-        data["tokenizer"] = str(tokenizer)
-    return open_source(Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 400}}), Path())
-
-
-def written(path: Path, *objects: object) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in objects))
-    return path
+    data = {"sequence_length": 64, "packing": False, **settings}
+    return opened("jsonl", path, {"kind": "gpt", "vocab_size": 400}, tokenizer=tokenizer and str(tokenizer), **data)
 
 
 def learned(found: Source, tokenizer: Path, row: int = 0) -> str:
@@ -65,7 +59,7 @@ def learned(found: Source, tokenizer: Path, row: int = 0) -> str:
 
 def test_a_text_is_cut_by_the_tokenizer_and_its_end_is_learned(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     folder = make_tokenizer()
-    found = source(written(tmp_path / "a.jsonl", *[{"text": "the cat sat"}] * 3), folder)
+    found = source(lines(tmp_path / "a.jsonl", [{"text": "the cat sat"}] * 3), folder)
     encoder = open_encoder(str(folder))
     ids = [*encoder.plain("the cat sat"), 0]
     assert len(ids) < 8, "words are tokens, not bytes"
@@ -77,7 +71,7 @@ def test_a_text_is_cut_by_the_tokenizer_and_its_end_is_learned(make_tokenizer: M
 def test_only_the_answer_to_a_prompt_is_learned(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     rows = [{"text": " the mat", "ask": "the cat sat on"}] * 3
     folder = make_tokenizer()
-    found = source(written(tmp_path / "a.jsonl", *rows), folder, prompt_field="ask")
+    found = source(lines(tmp_path / "a.jsonl", rows), folder, prompt_field="ask")
     assert learned(found, folder) == " the mat<|end|>"
 
 
@@ -95,7 +89,7 @@ def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
     template: str, expected: str, packing: bool, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
     folder = make_tokenizer(template=template)
-    path = written(tmp_path / "a.jsonl", *[{"messages": CHAT}] * 6)
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}] * 6)
     found = source(path, folder, messages_field="messages", packing=packing, sequence_length=64)
     shown = learned(found, folder)
     assert shown == expected if not packing else shown.startswith(expected)
@@ -117,7 +111,7 @@ def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
 def test_a_chat_whose_answers_cannot_be_told_is_refused_with_its_line(
     template: str | None, chat: object, message: str, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "a.jsonl", {"messages": chat})
+    path = lines(tmp_path / "a.jsonl", [{"messages": chat}])
     with pytest.raises(TrainingError, match=rf"a\.jsonl:1: field 'messages'.*{message}"):
         source(path, make_tokenizer(template=template), messages_field="messages")
 
@@ -172,42 +166,42 @@ def test_text_files_are_cut_once_and_again_when_the_tokenizer_changes(
 
 def test_resuming_with_another_tokenizer_is_warned_of(
     make_tokenizer: MakeTokenizer,
-    make_settings: Callable[..., Settings],
+    make_settings: MakeSettings,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = written(tmp_path / "a.jsonl", *[{"text": "the cat sat"}] * 3)
+    path = lines(tmp_path / "a.jsonl", [{"text": "the cat sat"}] * 3)
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(make_tokenizer(), tokenizer)
     data = {"kind": "jsonl", "path": str(path), "tokenizer": str(tokenizer), "sequence_length": 8}
 
-    def parts() -> Parts:
+    def made() -> Parts:
         model = {"layers": 1, "heads": 1, "hidden_size": 8, "vocab_size": 400}
-        return assemble(make_settings(data=data, model=model), World(), torch.device("cpu"))
+        return parts_of(make_settings(data=data, model=model))
 
-    first = parts()
+    first = made()
     first.checkpoints.save(1, first.strategy)
     first.checkpoints.wait()
     saved = next(first.settings.run_dir.glob("checkpoints/step-*"))
     load(saved, first.checkpoints.identity, first.strategy, World())
     assert "another tokenizer" not in caplog.text
     (tokenizer / "vocab.txt").write_text("another")
-    other = parts()
+    other = made()
     load(saved, other.checkpoints.identity, other.strategy, World())
     assert "was saved with another tokenizer" in caplog.text
 
 
 def test_packed_texts_see_those_before_in_their_sample_and_padded_ones_do_not(
-    make_settings: Callable[..., Settings], tmp_path: Path
+    make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     config = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
     model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 256}}
     made = {}
     for packing in (True, False):
         for first in ("abcd", "wxyz"):
-            path = written(tmp_path / "a.jsonl", {"text": first}, {"text": "1234"}, *[{"text": "5678"}] * 6)
+            path = lines(tmp_path / "a.jsonl", [{"text": first}, {"text": "1234"}, *[{"text": "5678"}] * 6])
             data = {"kind": "jsonl", "path": str(path), "sequence_length": 8, "packing": packing}
-            parts = assemble(make_settings(model=model, data=data), World(), torch.device("cpu"))
+            parts = parts_of(make_settings(model=model, data=data))
             samples = parts.source.train[[0]] if packing else parts.source.train[[1]]
             with torch.no_grad():
                 made[packing, first] = parts.model(samples.inputs["tokens"])[0]
@@ -216,18 +210,18 @@ def test_packed_texts_see_those_before_in_their_sample_and_padded_ones_do_not(
 
 
 def test_a_model_whose_vocabulary_is_smaller_than_the_tokenizers_ids_is_refused(
-    make_tokenizer: MakeTokenizer, make_settings: Callable[..., Settings], tmp_path: Path
+    make_tokenizer: MakeTokenizer, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "a.jsonl", *[{"text": "the cat sat"}] * 3)
+    path = lines(tmp_path / "a.jsonl", [{"text": "the cat sat"}] * 3)
     data = {"kind": "jsonl", "path": str(path), "tokenizer": str(make_tokenizer()), "sequence_length": 8}
     config = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
     model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 64}}
     with pytest.raises(TrainingError, match=r"a vocabulary of 64 is too small for token \d+ of .*a\.jsonl:1"):
-        assemble(make_settings(data=data, model=model), World(), torch.device("cpu"))
+        parts_of(make_settings(data=data, model=model))
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", {"text": "ab"})
+    path = lines(tmp_path / "a.jsonl", [{"text": "ab"}])
     with pytest.raises(TrainingError, match=r"data\.tokenizer: .*/nowhere is no folder"):
         source(path, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()

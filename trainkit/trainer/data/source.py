@@ -71,13 +71,16 @@ class Stream(Protocol):
     """What training samples without an end can do besides."""
 
     def go_on(self, bookmark: str, number: int) -> bool:
-        """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream."""
+        """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream.
+
+        TrainingError for what is no bookmark.
+        """
 
     def place(self, number: int) -> str:
         """Where a sample begins: file and row, for messages."""
 
     def written_after(self, time: float) -> Sequence[Path]:
-        """The files of the stream that were changed after a time, in seconds since the epoch."""
+        """The files that were changed after a time, in seconds since the epoch. TrainingError for one that is gone."""
 
 
 @dataclass(frozen=True, slots=True)

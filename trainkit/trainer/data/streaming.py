@@ -245,10 +245,6 @@ class RowStream:
         self._begin = self._known = (0, np.zeros(len(sources), dtype=np.int64))  # a number, and samples of each before
 
     def go_on(self, bookmark: str, number: int) -> bool:
-        """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream.
-
-        TrainingError for what is no bookmark.
-        """
         try:
             found = json.loads(bookmark)
             if (found["format"], found["stream"]) != (_FORMAT, self._identity) or found["number"] > number:
@@ -282,12 +278,10 @@ class RowStream:
         return batch_of(self._form, samples)._replace(bookmark=bookmark)
 
     def place(self, number: int) -> str:
-        """Where a sample begins: file and row, for messages."""
         source = int(self._picked(number, number + 1)[0])
         return self._sources[source][int(self._counts_before(number)[source])].place
 
     def written_after(self, time: float) -> Sequence[Path]:
-        """The files of the stream that were changed after a time. TrainingError for one that is gone."""
         found = []
         for path in dict.fromkeys(path for source in self._sources for path in source.shards.paths):
             with reading(path):

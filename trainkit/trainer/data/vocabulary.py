@@ -123,14 +123,18 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
         )
     if is_writing(recipe) and source.highest < 0:  # what a decoder writes are tokens, too
         labels = known
-    return checked(masked(source, recipe, known), known, labels)
+    # For a loss of the user's own, targets may be anything.
+    return checked(masked(source, recipe, known), known, labels, targets=recipe.train.loss is None)
 
 
-def checked(source: Source, vocabulary: int | None, labels: int | None) -> Source:
-    """The source with samples that raise TrainingError, by number, for what the model does not know."""
+def checked(source: Source, vocabulary: int | None, labels: int | None, *, targets: bool = True) -> Source:
+    """The source with samples that raise TrainingError, by number, for what the model does not know.
+
+    targets: whether they are token ids, too.
+    """
     limits = {"labels": labels} if labels is not None else {}
     if vocabulary is not None and source.highest < 0:
-        limits |= {"tokens": vocabulary, "input_ids": vocabulary, "targets": vocabulary}
+        limits |= {"tokens": vocabulary, "input_ids": vocabulary} | ({"targets": vocabulary} if targets else {})
     return source.with_batches(partial(_checked_batch, limits, source.stream)) if limits else source
 
 

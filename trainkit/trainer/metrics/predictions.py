@@ -143,7 +143,9 @@ def generate(parts: Parts) -> str:
     text = (getattr(recipe.data, "prompt_prefix", None) or "") + recipe.sample.prompt
     places = recipe.data.sequence_length
     if isinstance(parts.model, EncoderDecoder):
-        source, tokens, end = _of_target(parts, parts.model, text)
+        ids, _ = encoder.source(text, recipe.data.sequence_length)
+        source = {"input_ids": torch.tensor([ids], device=parts.device)}
+        tokens, end = _beginning(parts, parts.model)
         places = parts.model.context or 1 + len(tokens[0]) + recipe.sample.tokens
     else:
         prompt = [*encoder.opening(), *encoder.plain(text)]
@@ -162,12 +164,6 @@ def generate(parts: Parts) -> str:
         tokens = torch.cat([tokens, drawn.to(parts.device)[None]], dim=1)
     model.train()
     return encoder.decode(tokens[0, begun:].tolist())
-
-
-def _of_target(parts: Parts, model: EncoderDecoder, text: str) -> tuple[dict[str, Tensor], Tensor, int | None]:
-    """What the encoder reads, what the decoder begins with (1, ids), and the id that ends a target."""
-    source, _ = parts.source.encoder.source(text, parts.settings.recipe.data.sequence_length)
-    return {"input_ids": torch.tensor([source], device=parts.device)}, *_beginning(parts, model)
 
 
 def _beginning(parts: Parts, model: EncoderDecoder) -> tuple[Tensor, int | None]:

@@ -64,15 +64,6 @@ class OutputLayer:
         return linear_cross_entropy((hidden, weight, bias), *self._asked)
 
 
-def output_layer(inner: Any) -> OutputLayer | None:
-    """The output layer of a model of transformers; None where its logits are more than that layer's, or it has none.
-
-    To be called once adapters are in place: one around the output layer is part of what it gives.
-    """
-    layer = inner.get_output_embeddings() if inner.config.model_type in PLAIN else None
-    return OutputLayer(layer) if type(layer) is nn.Linear else None
-
-
 _CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
 
 
@@ -96,8 +87,10 @@ class Transformer(Wrapped):
         self._output: OutputLayer | None = None
 
     def join_loss(self) -> None:
-        if self.loss_function is None:
-            self._output = output_layer(self.inner)
+        # Adapters around the output layer are part of what it gives: it is no plain layer any more.
+        if self.loss_function is None and self.inner.config.model_type in PLAIN:
+            layer = self.inner.get_output_embeddings()
+            self._output = OutputLayer(layer) if type(layer) is nn.Linear else None
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.

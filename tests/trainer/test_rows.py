@@ -1,0 +1,296 @@
+"""Rows in JSON lines and in Hugging Face data sets: texts, prompts with answers, chats, token ids, labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.sources import BERT, TINY, lines, opened, shown
+from tests.trainer.tiny_tokenizer import CHATML
+from tests.trainer.training import MakeSettings, parts_of
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.data.source import Source
+from trainkit.trainer.data.vocabulary import fitting_source
+from trainkit.trainer.models.gpt import build_gpt
+from trainkit.trainer.setup import prepared_model
+
+ASKED: dict[str, Any] = {"field": "say", "prompt_field": "ask", "packing": False, "sequence_length": 8}
+ANSWER = {"ask": "2+2=", "say": "4 ok"}
+TOO_LONG = {"ask": "a long question", "say": "yes"}
+
+
+Read = Callable[..., Source]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Opens rows, which a file of JSON lines holds."""
+
+    def read(*rows: object, **settings: Any) -> Source:
+        return opened("jsonl", lines(tmp_path / "a.jsonl", rows), **{"sequence_length": 4, **settings})
+
+    return read
+
+
+def labelled(path: Path, **settings: Any) -> Source:
+    """For a classifier of moods."""
+    kind = "jsonl" if path.suffix == ".jsonl" else "dataset"
+    return opened(kind, path, BERT, **{"label_field": "mood", "sequence_length": 8, **settings})
+
+
+def moods(*pairs: tuple[str, object]) -> list[dict[str, object]]:
+    return [{"text": text, "mood": mood} for text, mood in pairs]
+
+
+def test_packing_joins_texts_and_predicts_no_first_byte(read: Read) -> None:
+    found = read({"text": "abcdef"}, {"text": "uvwxyz"}, {"text": "123456"})
+    batch = found.train[[0, 1]]
+    assert shown(batch.inputs["tokens"]) == ["abcd", "efuv"]
+    assert shown(batch.inputs["targets"]) == ["bcde", "f.vw"]
+    assert batch.counted == 7
+    assert found.facts == {"texts": 3, "bytes": 18}
+    assert len(found.train) + len(found.validation) == 5
+
+
+def test_padding_starts_a_sample_with_each_text(read: Read) -> None:
+    found = read({"text": "abcdef"}, {"text": "uv"}, {"text": "1"}, {"text": "xyz"}, packing=False)
+    batch = found.train[[0, 1]]
+    assert len(found.train) == 2, "a single byte predicts nothing"
+    assert shown(batch.inputs["targets"]) == ["bcde", "v..."]
+    assert batch.counted == 5
+    assert shown(found.validation[[0]].inputs["targets"]) == ["yz.."]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_prompts_are_read_and_only_answers_are_predicted(packing: bool, read: Read) -> None:
+    rows = [ANSWER, {"ask": "1+1=", "say": "2 ok"}, {"ask": "0+0=", "say": "0 ok"}]
+    batch = read(*rows, **{**ASKED, "packing": packing}).train[[0]]
+    assert shown(batch.inputs["tokens"])[0].startswith("2+2=4 o")
+    assert shown(batch.inputs["targets"])[0].startswith("...4 ok")
+    assert batch.counted == 4
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_no_data_set(read: Read) -> None:
+    with pytest.raises(TrainingError, match=r"fills 0 samples of 8 tokens.*\(5 samples left out: nothing") as caught:
+        read(*[TOO_LONG] * 5, **ASKED)
+    assert caught.value.diagnostics[0].hint == "raise data.sequence_length"
+
+
+def test_a_sample_that_its_prompt_fills_is_left_out_and_said(read: Read) -> None:
+    rows = [ANSWER, TOO_LONG, ANSWER, ANSWER]
+    found = read(*rows, **ASKED)
+    assert len(found.train) + len(found.validation) == 3
+    assert found.description.endswith("(1 sample left out: nothing to predict within data.sequence_length)")
+    assert found.facts["samples_left_out"] == 1
+    roomy = read(*rows, **{**ASKED, "sequence_length": 32})
+    assert "left out" not in roomy.description and "samples_left_out" not in roomy.facts
+
+
+def test_rows_of_which_a_part_is_empty_are_passed_over_where_the_recipe_says_so(read: Read) -> None:
+    rows = [ANSWER, {"ask": "", "say": "yes"}, {"ask": "1+1=", "say": None}, {"ask": "0+0=", "say": "0 ok"}]
+    found = read(*rows, **ASKED, skip_empty=True)
+    assert found.facts["rows_passed_over"] == found.facts["texts"] == 2
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: field 'en.text' is missing"):
+        read({"en": {"text": ""}}, {"en": {}}, {"en": {"text": "abc"}}, field="en.text", skip_empty=True)
+
+
+def test_several_files_are_read_in_order(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", [{"text": "abcdef"}])
+    (tmp_path / "b.jsonl").write_text('\n{"text": "uvwxyz"}')
+    found = opened("jsonl", [tmp_path / "b.jsonl", tmp_path / "a.jsonl"], packing=False, sequence_length=4)
+    assert shown(found.train[[0]].inputs["tokens"]) == ["uvwx"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "ab"}\n{"text": ', "{path}:2 is not JSON"),
+        ('{"text": "ab"}\n[1]\n', "{path}:2 is not an object"),
+        ('{"text": "ab"}\n\n{"txt": "ab"}\n', "{path}:3: field 'text' is missing"),
+        ('{"text": 7}\n', "{path}:1: field 'text' is no text"),
+        ('{"text": ""}\n', "{path}:1: field 'text' is empty"),
+        (b'{"text": "\xff"}\n', "{path}:1 is not JSON"),
+        ("", "{path} fills 0 samples"),
+        ('{"text": "ab"}\n', "{path} fills 1 samples"),
+        (None, "{path} cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_line_is_named_before_the_first_step(content: str | bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TrainingError) as caught:
+        opened("jsonl", path, sequence_length=4)
+    assert f"data.path: {message.format(path=path)}" in str(caught.value)
+
+
+def test_bytes_outside_the_vocabulary_are_refused(read: Read) -> None:
+    asked = Recipe.model_validate({"model": {"kind": "gpt", "vocab_size": 100}})
+    with pytest.raises(TrainingError, match=r"a vocabulary of 100 is too small for token 109 of .*a\.jsonl:1"):
+        fitting_source(read({"text": "abcdefghijklm"}), build_gpt(asked), asked)
+
+
+def test_labels_by_name_are_numbered_in_order_and_said(tmp_path: Path) -> None:
+    rows = moods(("abc", "pos"), ("defghijklmn", "neg"), ("x", "pos"), ("y", "neutral"))
+    path = lines(tmp_path / "a.jsonl", rows)
+    found = labelled(path, validation_fraction=0.25)
+    batch = found.train[[1, 0]]
+    assert batch.inputs["labels"].tolist() == [0, 2]
+    assert batch.inputs["input_ids"].tolist() == [list(b"defghijk"), [*b"abc", 0, 0, 0, 0, 0]]
+    assert batch.inputs["attention_mask"].tolist() == [[1] * 8, [1, 1, 1, 0, 0, 0, 0, 0]]
+    assert batch.counted == 2
+    assert found.validation[[0]].inputs["labels"].tolist() == [1]
+    assert found.facts["labels"] == "0 neg, 1 neutral, 2 pos"
+    assert found.description.endswith("with 3 labels (0 neg, 1 neutral, 2 pos)")
+    assert labelled(path, labels=["pos", "neutral", "neg"]).train[[0, 1]].inputs["labels"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"text": "b", "mood": "so-so"}, r"a\.jsonl:2: label 'so-so' is none of data.labels: pos, neg"),
+        ({"text": "b", "mood": -1}, r"a\.jsonl:2: field 'mood' has label -1"),
+        ({"text": "b", "mood": 0.5}, r"a\.jsonl:2: field 'mood' is no label"),
+        ({"text": "b", "mood": None}, r"a\.jsonl:2: field 'mood' is no label"),
+        ({"text": "b"}, r"a\.jsonl:2: field 'mood' is missing"),
+        ({"text": "b", "mood": 1}, r"a\.jsonl:2: label 1 is a number, and that of .*a\.jsonl:1 is a name"),
+    ],
+)
+def test_a_label_that_cannot_be_is_named_by_line(second: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=message):
+        labelled(lines(tmp_path / "a.jsonl", [*moods(("a", "pos")), second]), labels=["pos", "neg"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message", "hint"),
+    [
+        ({}, r"a\.jsonl:2: label 4 is too high: the model has 2, from 0", "num_labels to 5"),
+        ({"num_labels": 5, "pad_token_id": None}, "pad_token_id is not set", "set it to 0"),
+        ({"num_labels": 5, "pad_token_id": 7}, "pad_token_id is 7, and texts are padded with 0", "pad_token_id to 0"),
+    ],
+)
+def test_labels_and_padding_must_be_those_of_the_model(
+    config: dict[str, Any], message: str, hint: str, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "a.jsonl", moods(("a", 0), ("a", 4), ("a", 1)))
+    data = {"kind": "jsonl", "path": str(path), "label_field": "mood", "sequence_length": 8}
+    with pytest.raises(TrainingError, match=message) as caught:
+        parts_of(make_settings(data=data, model={**BERT, "config": {**TINY, **config}}))
+    assert re.search(hint, caught.value.diagnostics[0].hint)
+
+
+def test_a_saved_data_set_gives_texts_with_its_own_validation_split(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    kinds = Features({"text": Value("string"), "mood": ClassLabel(names=["bad", "good"])})
+    train = Dataset.from_dict({"text": ["abc", "def", "ghi"], "mood": [1, 0, 1]}, features=kinds)
+    held_out = Dataset.from_dict({"text": ["xyz"], "mood": [0]}, features=kinds)
+    DatasetDict({"train": train, "validation": held_out, "test": held_out}).save_to_disk(tmp_path / "set")
+    found = opened("dataset", tmp_path / "set", packing=False, sequence_length=8)
+    assert found.train[[2]].inputs["tokens"].tolist() == [[*b"gh", 0, 0, 0, 0, 0, 0]]
+    assert (len(found.train), len(found.validation)) == (3, 1)
+    saved = labelled(tmp_path / "set")
+    assert saved.facts["labels"] == "0 bad, 1 good"
+    assert saved.validation[[0]].inputs["labels"].tolist() == [0]
+    train.save_to_disk(tmp_path / "plain")
+    plain = opened("dataset", tmp_path / "plain", packing=False, sequence_length=8, validation_fraction=0.4)
+    assert len(plain.validation) == 1
+    train.to_parquet(tmp_path / "files" / "train-00000-of-00001.parquet")
+    held_out.to_parquet(tmp_path / "files" / "val.parquet")
+    again = labelled(tmp_path / "files")
+    assert again.facts == saved.facts
+    assert again.train[[0, 1, 2]].inputs["input_ids"].equal(saved.train[[0, 1, 2]].inputs["input_ids"])
+    lines(tmp_path / "lines" / "rows.jsonl", [{"text": text} for text in ("abc", "def", "ghi")])
+    assert len(opened("dataset", tmp_path / "lines", packing=False, sequence_length=8).train) == 2
+
+
+def test_files_that_name_their_labels_differently_need_names_in_the_recipe(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    for number, names in enumerate((["bad", "good"], ["good", "bad"])):
+        kinds = Features({"text": Value("string"), "mood": ClassLabel(names=names)})
+        rows = Dataset.from_dict({"text": ["abc", "def"], "mood": [1, 0]}, features=kinds)
+        rows.to_parquet(tmp_path / "set" / f"train-0000{number}-of-00002.parquet")
+    with pytest.raises(TrainingError, match="give labels different names") as caught:
+        labelled(tmp_path / "set")
+    assert caught.value.diagnostics[0].hint == "set data.labels"
+    assert labelled(tmp_path / "set", labels=["bad", "good"]).facts["labels"] == "0 bad, 1 good"
+
+
+def test_chats_and_ready_tokens_of_a_data_set_are_read(make_tokenizer: Callable[..., Path], tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    chat = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "the cat"}]
+    columns = {"chat": [chat] * 3, "ids": [[5, 6, 7, 8]] * 3, "goals": [[-100, -100, 7, 8]] * 3}
+    Dataset.from_dict(columns).save_to_disk(tmp_path / "set")
+    asked = {"packing": False, "tokenizer": str(make_tokenizer(template=CHATML)), "sequence_length": 32}
+    found = opened("dataset", tmp_path / "set", {"kind": "gpt", "vocab_size": 400}, messages_field="chat", **asked)
+    assert found.encoder.decode([t for t in found.train[[0]].inputs["targets"][0].tolist() if t >= 0]) == "the cat\n"
+    fields: dict[str, Any] = {"tokens_field": "ids", "targets_field": "goals", "sequence_length": 8}
+    ready = opened("dataset", tmp_path / "set", packing=False, **fields)
+    assert ready.description.endswith(" tokens")  # nobody cut them into bytes
+    assert ready.train[[0]].inputs["tokens"][0, :3].tolist() == [5, 6, 7]
+    assert ready.train[[0]].inputs["targets"][0].tolist() == [-100, 7, 8, *[-100] * 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"field": "txt"}, r"set/data-.*\.arrow has no column 'txt'", "did you mean text? it has text, ids, mood"),
+        ({"field": "nothing"}, r"has no column 'nothing'", "it has text, ids, mood"),
+        ({"subset": "en"}, r"data.subset: .*set has no subset 'en'", "leave data.subset out"),
+        ({"split": "test"}, r"data.split: .*set has no split 'test'", "it has train"),
+        ({"validation_split": "dev"}, r"data.validation_split: .*set has no split 'dev'", "it has train"),
+        ({"field": "ids"}, r"\.arrow: row 0: field 'ids' is no text", ""),
+        ({"tokens_field": "text"}, r"\.arrow: row 0: field 'text' is no list", ""),
+        ({"tokens_field": "ids", "targets_field": "goals"}, r"no column 'goals'", ""),
+    ],
+)
+def test_what_a_data_set_does_not_have_is_named(
+    settings: dict[str, Any], message: str, hint: str, tmp_path: Path
+) -> None:
+    from datasets import Dataset
+
+    Dataset.from_dict({"text": ["a", "b"], "ids": [[1], [2]], "mood": [0, 1]}).save_to_disk(tmp_path / "set")
+    with pytest.raises(TrainingError, match=message) as caught:
+        opened("dataset", tmp_path / "set", **settings)
+    assert hint in caught.value.diagnostics[0].hint
+
+
+def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    def refused(name: str, message: str) -> None:
+        with pytest.raises(TrainingError, match=message):
+            opened("dataset", tmp_path / name)
+
+    refused("gone", r"data\.path: .*/gone does not exist")
+    (tmp_path / "empty").mkdir()
+    refused("empty", r"data\.path: .*/empty holds no data set")
+    (tmp_path / "empty" / "a.parquet").write_bytes(b"PAR1 but no more")
+    refused("empty", r"a\.parquet is no sound parquet file")
+    Dataset.from_dict({"text": ["a" * 100] * 9}).save_to_disk(tmp_path / "torn")
+    arrow = next((tmp_path / "torn").glob("*.arrow"))
+    arrow.write_bytes(arrow.read_bytes()[:300])
+    refused("torn", rf"data\.path: {arrow}")
+    (tmp_path / "torn" / "state.json").write_text("{")
+    refused("torn", r"data\.path: .*/torn is no sound data set")
+    lines(tmp_path / "nothing" / "train.jsonl", [])
+    refused("nothing", "fills 0 samples")
+
+
+def test_a_text_without_the_token_at_which_its_label_is_read_is_an_error(make_settings: MakeSettings) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
+    model = prepared_model(make_settings(model={**BERT, "architecture": "t5", "config": sizes}))
+    tokens, labels = torch.full((2, 4), 5), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(TrainingError, match=r"t5 reads the label at token 1 \(model.config.eos_token_id\)"):
+        model(tokens, labels)
+    tokens[:, -1] = 1
+    assert model(tokens, labels).isfinite()
+    assert any("decoders begin with the padding token" in text for _, text in model.remarks)
