@@ -115,12 +115,6 @@ def test_a_model_that_cannot_be_is_refused_with_the_setting_to_blame(
     assert hint in caught.value.diagnostics[0].hint
 
 
-def test_a_vocabulary_that_is_too_small_is_refused_before_training(make_settings: MakeSettings) -> None:
-    settings = make_settings(model={**LLAMA, "config": {**LLAMA["config"], "vocab_size": 64}})
-    with pytest.raises(TrainingError, match="a vocabulary of 64 is too small for token 1"):
-        parts_of(settings)
-
-
 @pytest.mark.parametrize("extra", [{}, {"path": "x", "architecture": "llama"}])
 def test_a_model_comes_from_one_place(extra: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="needs path or architecture"):

@@ -15,21 +15,22 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data import text
 from trainkit.trainer.data.text import find_files, open_corpus, open_source, read_corpus
-from trainkit.trainer.data.vocabulary import fitting_source
-from trainkit.trainer.models.gpt import build_gpt
 
 
 def text_data(path: Path | str, **settings: object) -> TextData:
     return TextData.model_validate({"path": str(path), "include": "**/*.txt", **settings})
 
 
+def written(folder: Path, **files: bytes) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / f"{name}.txt").write_bytes(content)
+    return folder
+
+
 @pytest.fixture
 def two_files(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "a.txt").write_bytes(b"abcdefg")
-    (folder / "b.txt").write_bytes(b"tuvwxyz")
-    return folder
+    return written(tmp_path / "text", a=b"abcdefg", b=b"tuvwxyz")
 
 
 def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_beyond_the_end(
@@ -47,9 +48,7 @@ def test_targets_are_the_next_bytes_except_the_first_of_a_file_and_what_lies_bey
 
 
 def test_validation_text_is_the_end_and_is_never_trained_on(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "a.txt").write_bytes(bytes(range(200)))
+    folder = written(tmp_path / "text", a=bytes(range(200)))
     data = text_data(folder, sequence_length=8, validation_fraction=0.1, cache=str(tmp_path / "cache"))
     source = open_source(Recipe.model_validate({"data": data}), tmp_path)
     seen = source.train[range(len(source.train))]
@@ -58,10 +57,7 @@ def test_validation_text_is_the_end_and_is_never_trained_on(tmp_path: Path) -> N
 
 
 def test_the_unigram_entropy_is_that_of_the_bytes(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "a.txt").write_bytes(b"aabb")
-    (folder / "b.txt").write_bytes(b"cccc")
+    folder = written(tmp_path / "text", a=b"aabb", b=b"cccc")
     corpus = open_corpus(find_files(text_data(folder)), [tmp_path / "cache"])
     assert corpus.unigram_entropy == pytest.approx(0.5 * math.log(2) + 2 * 0.25 * math.log(4))
     assert corpus.starts.tolist() == [0, 4]
@@ -131,21 +127,12 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_run_directory(two_files
     [("missing", "does not exist"), ("empty", "no file in"), ("hollow", "are empty"), ("short", "too few")],
 )
 def test_a_path_without_usable_text_is_named(path: str, message: str, tmp_path: Path) -> None:
-    for name, content in (("hollow", b""), ("short", b"abc")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_bytes(content)
-    (tmp_path / "empty").mkdir()
+    for name, files in (("hollow", {"a": b""}), ("short", {"a": b"abc"}), ("empty", {})):
+        written(tmp_path / name, **files)
     data = text_data(tmp_path / path, cache=str(tmp_path / "cache"))
     with pytest.raises(TrainingError, match=message) as caught:
         open_source(Recipe.model_validate({"data": data}), tmp_path)
     assert "data.path" in str(caught.value)
-
-
-def test_a_vocabulary_that_is_too_small_for_the_text_is_refused(two_files: Path, tmp_path: Path) -> None:
-    data = text_data(two_files, cache=str(tmp_path / "cache"), sequence_length=4)
-    recipe = Recipe.model_validate({"data": data, "model": {"kind": "gpt", "vocab_size": 100}})
-    with pytest.raises(TrainingError, match="a vocabulary of 100 is too small for token 122"):
-        fitting_source(open_source(recipe, tmp_path), build_gpt(recipe), recipe)
 
 
 def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_packages() -> None:

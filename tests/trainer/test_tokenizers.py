@@ -209,17 +209,6 @@ def test_packed_texts_see_those_before_in_their_sample_and_padded_ones_do_not(
     assert torch.equal(made[False, "abcd"], made[False, "wxyz"])
 
 
-def test_a_model_whose_vocabulary_is_smaller_than_the_tokenizers_ids_is_refused(
-    make_tokenizer: MakeTokenizer, make_settings: MakeSettings, tmp_path: Path
-) -> None:
-    path = lines(tmp_path / "a.jsonl", [{"text": "the cat sat"}] * 3)
-    data = {"kind": "jsonl", "path": str(path), "tokenizer": str(make_tokenizer()), "sequence_length": 8}
-    config = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
-    model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 64}}
-    with pytest.raises(TrainingError, match=r"a vocabulary of 64 is too small for token \d+ of .*a\.jsonl:1"):
-        parts_of(make_settings(data=data, model=model))
-
-
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": "ab"}])
     with pytest.raises(TrainingError, match=r"data\.tokenizer: .*/nowhere is no folder"):

@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,13 @@ class Kept:
     def watch(self) -> Iterator[None]:
         """Around one forward pass, inside autocast."""
         with ExitStack() as stack:
-            stack.enter_context(saved_tensors_hooks(self._see, lambda tensor: tensor))
+            stack.enter_context(saved_tensors_hooks(partial(self._noted, sizes=self._kept), lambda tensor: tensor))
             if any(torch.is_autocast_enabled(device) for device in _DEVICES):
                 stack.enter_context(self._copies)
             _watched.append(self)
             stack.callback(_watched.clear)
             yield
-            self.weight_copies = sum(self._copies.made().values())
+            self.weight_copies = sum(size for storage, size in self._copies.known.items() if not expired(storage))
 
     @contextmanager
     def block(self, kept: Collection[object]) -> Iterator[None]:
@@ -68,25 +69,18 @@ class Kept:
             return
         pack, unpack = top(False)
 
-        def see(tensor: Tensor) -> Any:
-            self._note(tensor, mine)
-            return pack(tensor)
-
-        with saved_tensors_hooks(see, unpack), Outputs(kept, self._kept):
+        with saved_tensors_hooks(lambda tensor: pack(self._noted(tensor, mine)), unpack), Outputs(kept, self._kept):
             yield
         rest = sum(size for storage, size in mine.items() if storage not in self._kept)
         self.recomputed_block = max(self.recomputed_block or 0, rest)
 
-    def _see(self, tensor: Tensor) -> Tensor:
-        self._note(tensor, self._kept)
-        return tensor
-
-    def _note(self, tensor: Tensor, sizes: Sizes) -> None:
+    def _noted(self, tensor: Tensor, sizes: Sizes) -> Tensor:
         whole = tensor if tensor._base is None else tensor._base  # a saved view, such as a transposed weight
         if not isinstance(whole, nn.Parameter):
             storage, size = storage_of(tensor)
             if storage not in self._copies.known:
                 sizes[storage] = size
+        return tensor
 
 
 def watched_block(forward: Callable[..., Any], kept: Collection[object], *args: Any, **kwargs: Any) -> Any:
@@ -103,10 +97,6 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.known: Sizes = {}
-
-    def made(self) -> Sizes:
-        """Those that are still there."""
-        return {storage: size for storage, size in self.known.items() if not expired(storage)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

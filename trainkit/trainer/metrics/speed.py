@@ -216,8 +216,6 @@ class Waiting:
 
 Item = TypeVar("Item")
 
-_SHARE, _SECONDS = 0.2, 1.0  # less than a second is no loss in a run of any length
-
 
 def timed(items: Iterator[Item], waiting: Waiting) -> Iterator[Item]:
     """The same items; `waiting` is told when each is asked for and when it has come."""
@@ -237,7 +235,7 @@ def slow_data_warning(share: float, seconds: float, workers: int, *, packed: boo
     packed: every process turns a whole stream into tokens, so that a second one does not help.
     """
     waited = share * seconds
-    if share <= _SHARE or waited < _SECONDS:
+    if share <= 0.2 or waited < 1.0:  # less than a second is no loss in a run of any length
         return ""
     remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
     if packed:
