@@ -148,9 +148,9 @@ def test_a_name_that_stands_twice_is_of_one_commit_and_each_wrong_one_is_told(
     assert [each.key for each in caught.value.diagnostics] == ["model.path", "data.tokenizer"]
 
 
+@pytest.mark.needs("huggingface_hub>=1.0")
 @pytest.mark.usefixtures("impatient")
 def test_a_list_that_does_not_come_is_asked_for_anew(hub: Hub) -> None:
-    pytest.importorskip("huggingface_hub", minversion="1.0")
     hub.add("owner/rows", {"a.jsonl": "{}"}, kind="dataset")
     hub.fail("/api/datasets/owner/rows/tree/*", hangs=True)
     assert looked_up(hub, RepoRef("data.path", "dataset", "owner/rows")).whole
