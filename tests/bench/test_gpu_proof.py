@@ -196,7 +196,7 @@ def test_what_needs_no_cuda_is_right_on_made_up_cards(folder: Path, cards: Cards
     assert done.returncode == 0, done.stdout + done.stderr
     found = {case["name"]: case for case in found_in(folder / "made-up")["cases"]}
     assert [found[name]["ok"] for name in ("no such card", "card sampling", "1300M")] == [True, True, None]
-    assert found["no such card"]["found"].endswith("there is no card `77` here")
+    assert found["no such card"]["found"].endswith("there is no GPU `77` here")
     assert found_in(folder / "made-up")["card"] == "Tesla T4"
     assert found["1300M"]["found"] == "it needs a card of 64 GiB, this one has 15"
 

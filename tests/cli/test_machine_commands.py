@@ -72,7 +72,7 @@ def test_gpus_says_idle_and_split(trainkit: Trainkit, cards: Cards) -> None:
     [
         (None, "no NVIDIA driver is loaded"),
         ({"fails": "init", "message": "Driver/library version mismatch"}, "Driver/library version mismatch"),
-        ({}, "the NVIDIA driver sees no card"),
+        ({}, "the NVIDIA driver sees no GPU"),
     ],
 )
 def test_without_a_card_gpus_says_why(

@@ -155,18 +155,18 @@ PART = MigInstance("MIG-7", "1g.10gb", 10 * GIB, 10 * GIB)
 @pytest.mark.parametrize(
     ("changes", "level", "words"),
     [
-        ({}, "ok", "card"),
+        ({}, "ok", "GPU"),
         ({"ecc_errors": 3}, "warning", "3 uncorrectable memory errors"),
         ({"pending_repair": True}, "warning", "nvidia-smi --gpu-reset -i 1"),
         ({"throttling": ("heat",), "temperature": 92}, "warning", "92 degrees"),
         ({"power_limit": 200.0, "power_default": 700.0}, "note", "nvidia-smi -i 1 -pl 700"),
         ({"compute_mode": "prohibited"}, "problem", "nvidia-smi -i 1 -c DEFAULT"),
         ({"processes": (GpuProcess(4711, "ada", "python old.py", 10 * GIB),)}, "warning", "pid 4711 ada, 10 GiB"),
-        ({"processes": (GpuProcess(99, "ada", "Xorg", GIB, graphics=True),), "memory_free": 70 * GIB}, "ok", "card"),
-        ({"memory_free": 40 * GIB}, "warning", "40 GiB of card 1 (NVIDIA H100) are in use"),
-        ({"memory_free": 70 * GIB, "memory_reserved": 9 * GIB}, "ok", "card"),
+        ({"processes": (GpuProcess(99, "ada", "Xorg", GIB, graphics=True),), "memory_free": 70 * GIB}, "ok", "GPU"),
+        ({"memory_free": 40 * GIB}, "warning", "40 GiB of GPU 1 (NVIDIA H100) are in use"),
+        ({"memory_free": 70 * GIB, "memory_reserved": 9 * GIB}, "ok", "GPU"),
         # A split card has processes of others on other parts; it is judged itself where a part of it is used.
-        ({"mig": True, "instances": (PART,), "processes": (GpuProcess(4711),)}, "ok", "card"),
+        ({"mig": True, "instances": (PART,), "processes": (GpuProcess(4711),)}, "ok", "GPU"),
         ({"mig": True, "instances": (PART,), "ecc_errors": 1}, "warning", "1 uncorrectable"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_card_that_is_not_well_is_found(
 
 
 def test_only_the_cards_of_the_plan_are_judged(machine: Machine) -> None:
-    machine.finds("gpu-health", "skipped", "there is no card here")
+    machine.finds("gpu-health", "skipped", "there is no GPU here")
     cards(machine, ecc_errors=3)
     levels: dict[str, Level] = {
         "devices.select=[0]": "ok", "devices.select=[1]": "warning", "devices.type=cpu": "skipped"

@@ -112,7 +112,7 @@ def test_a_card_without_a_driver_is_found(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("name", "note", "level"),
     [
-        ("nvidia", "the NVIDIA driver sees no card", "warning"),
+        ("nvidia", "the NVIDIA driver sees no GPU", "warning"),
         ("gpus", "NVMLError_LibRmVersionMismatch: Driver/library version mismatch", "problem"),
     ],
 )

@@ -85,12 +85,12 @@ def test_text_fits_80_columns_but_for_what_is_there_to_be_pasted() -> None:
 
 
 def test_what_was_skipped_stands_at_the_end_by_its_reason() -> None:
-    no_card, alone = (skipped("there is no card here"),), (skipped("one process meets nobody"),)
+    no_card, alone = (skipped("there is no GPU here"),), (skipped("one process meets nobody"),)
     checks = {"driver": no_card, "ports": alone, "health": no_card, "disk": (ok("fine"),)}
     text = render([CheckResult(name, name, findings, 0.1) for name, findings in checks.items()], "this machine", 1.0)
     assert text.splitlines()[2:5] == [
         "ok       disk: fine",
-        "skipped  driver, health: there is no card here",
+        "skipped  driver, health: there is no GPU here",
         "skipped  ports: one process meets nobody",
     ]
 

@@ -103,7 +103,7 @@ def test_what_nvml_tells_of_a_card_reaches_the_verdict(trainkit: Trainkit, cards
     words = ("doctor", "quickstart", "devices.select=[1]", "--json")
     assert level_of(trainkit(*words, environ=cards(card(0), card(1))), "gpu-health")["level"] == "ok"
     found = level_of(trainkit(*words, environ=cards(card(0), card(1, free=GIGABYTE))), "gpu-health")
-    assert found["level"] == "warning" and "79 GiB of card 1" in found["verdicts"][0]["what"]
+    assert found["level"] == "warning" and "79 GiB of GPU 1" in found["verdicts"][0]["what"]
     assert level_of(trainkit(*words, environ=cards(card(0, free=GIGABYTE), card(1))), "gpu-health")["level"] == "ok"
 
 

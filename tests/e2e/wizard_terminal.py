@@ -28,7 +28,7 @@ QUESTIONS = {
     "strategy": "How is the model spread",
     "sharding": "What is sharded",
     "wrapping": "Which modules are units",
-    "offload": "What leaves the cards",
+    "offload": "What leaves the GPUs",
     "nvme": "In which folder on a fast disk",
     "launcher": "Who starts the processes",
     "data": "What text does it train on",

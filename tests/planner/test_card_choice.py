@@ -137,8 +137,8 @@ def test_too_few_free_cards_block_the_run_and_who_has_the_others_is_named(layere
     plan = build_plan(layered(recipe), with_cards(machine(3), {0: BUSY, 2: held})).plan
     text = said(plan, "blocker")
     assert "2 idle GPUs are asked for, 1 of 3 are free" in text
-    assert "card 0 is busy: 40.0 GiB of 80 in use, pid 4711 (ada: python other.py)" in text
-    assert "card 2 is busy: held by the trainkit run /runs/b (pid 12, bob)" in text
+    assert "GPU 0 is busy: 40.0 GiB of 80 in use, pid 4711 (ada: python other.py)" in text
+    assert "GPU 2 is busy: held by the trainkit run /runs/b (pid 12, bob)" in text
 
 
 def test_free_cards_on_a_machine_without_any_block_the_run(layered: Layered, machine: Machine) -> None:
@@ -149,14 +149,14 @@ def test_free_cards_on_a_machine_without_any_block_the_run(layered: Layered, mac
 @pytest.mark.parametrize("select", ["auto", "all", 1, [0], ["GPU-0"]])
 def test_a_busy_card_is_refused_with_who_is_on_it(layered: Layered, machine: Machine, select: Any) -> None:
     plan = build_plan(layered({"devices": {"select": select}}), with_cards(machine(1), {0: BUSY})).plan
-    assert "card 0 is busy: 40.0 GiB of 80 in use, pid 4711 (ada: python other.py)" in said(plan, "blocker")
+    assert "GPU 0 is busy: 40.0 GiB of 80 in use, pid 4711 (ada: python other.py)" in said(plan, "blocker")
 
 
 def test_a_run_may_start_beside_others_when_the_recipe_says_so(layered: Layered, machine: Machine) -> None:
     recipe = {"devices": {"select": [0], "when_busy": "warn"}}
     plan = build_plan(layered(recipe), with_cards(machine(1), {0: BUSY})).plan
     assert said(plan, "blocker") == ""
-    assert "card 0 is busy" in said(plan, "warning")
+    assert "GPU 0 is busy" in said(plan, "warning")
 
 
 def test_a_desktop_on_a_card_keeps_nobody_from_it(layered: Layered, machine: Machine) -> None:
@@ -197,7 +197,7 @@ def test_a_card_that_takes_no_process_is_refused_whatever_the_recipe_says(
 def test_facts_from_elsewhere_say_nothing_of_now(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({}), with_cards(machine(1), {0: BUSY}, origin="FACTS.json")).plan
     assert said(plan, "blocker") == ""
-    assert "when the facts were taken: card 0 is busy" in said(plan, "note")
+    assert "when the facts were taken: GPU 0 is busy" in said(plan, "note")
 
 
 PARTS = tuple(MigInstance(f"MIG-{letter}", "1g.10gb", 10 * GIGABYTE, 10 * GIGABYTE) for letter in "ab")
@@ -218,7 +218,7 @@ def test_a_part_of_a_card_is_chosen_by_its_id(
 
 def test_a_split_card_cannot_be_had_whole(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"devices": {"select": [1]}}), with_cards(machine(2), SPLIT)).plan
-    assert "card `1` is split by MIG; name one of its parts: MIG-a, MIG-b" in said(plan, "blocker")
+    assert "GPU `1` is split by MIG; name one of its parts: MIG-a, MIG-b" in said(plan, "blocker")
     empty = with_cards(machine(2), {1: {"mig": True}})
     assert "into no parts" in said(build_plan(layered({"devices": {"select": [1]}}), empty).plan, "blocker")
 

@@ -223,9 +223,9 @@ def test_an_allocation_that_hides_every_card_gives_the_cpu(layered: Layered, mac
     ("select", "gpus", "words"),
     [
         (4, 2, "4 GPUs are asked for, 2 can be used here"),
-        ([0, 7], 2, "there is no card `7` here"),
-        (["GPU-f"], 2, "there is no card `GPU-f` here"),
-        (["GPU-"], 2, "`GPU-` names 2 cards"),
+        ([0, 7], 2, "there is no GPU `7` here"),
+        (["GPU-f"], 2, "there is no GPU `GPU-f` here"),
+        (["GPU-"], 2, "`GPU-` names 2 GPUs"),
         (1, 0, "1 GPU is asked for, 0 can be used here"),
     ],
 )
@@ -240,7 +240,7 @@ def test_cards_that_are_not_there_block_the_run_and_the_plan_can_still_be_read(
 
 def test_a_card_outside_the_allocation_is_refused_by_name(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"devices": {"select": [0]}}), machine(4, visible="2,3")).plan
-    assert any("card `0` is outside CUDA_VISIBLE_DEVICES=2,3" in what for what in blockers(plan))
+    assert any("GPU `0` is outside CUDA_VISIBLE_DEVICES=2,3" in what for what in blockers(plan))
 
 
 @pytest.mark.parametrize(

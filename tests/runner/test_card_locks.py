@@ -129,7 +129,7 @@ def test_a_card_that_another_run_has_is_refused_also_by_name(
     seen(tmp_path, 1)
     done = trainkit("run", str(recipe), f"devices.select={select}", environ=environ)
     assert done.returncode == 4
-    assert "card 0 is busy: held by the trainkit run" in done.stderr
+    assert "GPU 0 is busy: held by the trainkit run" in done.stderr
 
 
 def test_a_run_may_share_a_card_when_the_recipe_says_so(tmp_path: Path, started: Any, cards: Cards) -> None:
@@ -265,7 +265,7 @@ def test_the_folder_of_locks_is_for_all_users_and_links_in_it_are_not_followed(t
     victim = tmp_path / "victim"
     victim.write_text("precious")
     Path(path("GPU-b", environ)).symlink_to(victim)
-    with pytest.raises(Exception, match="lock of a card"):
+    with pytest.raises(Exception, match="lock of a GPU"):
         locks.take(["GPU-b"])
     assert victim.read_text() == "precious"
 
@@ -288,7 +288,7 @@ def test_what_is_planted_in_the_place_of_a_lock_is_neither_written_to_nor_waited
     tmp_path: Path, planted: dict[str, str], uuid: str
 ) -> None:
     locks = CardLocks(planted)
-    with pytest.raises(MachineError, match=f"lock of a card cannot be made: .*{uuid}"):
+    with pytest.raises(MachineError, match=f"lock of a GPU cannot be made: .*{uuid}"):
         locks.take([uuid])
     locks.sign("ada", "/runs/a")
     assert holder(uuid, planted) is None

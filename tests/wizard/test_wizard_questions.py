@@ -211,7 +211,7 @@ def test_what_only_needs_a_package_is_offered_with_its_name(machine: Machine, st
     ("topic", "typed", "says"),
     [
         ("where", "3", "3 GPUs are asked for, 2 can be used here"),
-        ("where", "0,5", "there is no card `5` here"),
+        ("where", "0,5", "there is no GPU `5` here"),
         ("where", "0,0", "twice"),
         ("where", "moon", "is not a device"),
         ("where", "0", "cannot be started"),
@@ -304,7 +304,7 @@ def test_a_card_that_is_in_use_now_can_be_chosen_for_later(machine: Machine, sta
     busy = replace(facts.gpus[0], memory_free=facts.gpus[0].memory_free // 2, processes=(worker,))
     session, question = to(start(replace(facts, gpus=(busy, facts.gpus[1]))), "where")
     assert words(question)["all"]
-    assert any("Just now card 0 is busy" in line and "ann" in line for line in question.why)
+    assert any("Just now GPU 0 is busy" in line and "ann" in line for line in question.why)
     taken(session, "all")
 
 

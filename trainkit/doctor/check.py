@@ -154,8 +154,8 @@ NEEDS: Mapping[str, str] = {
     "plan": "no recipe is named",
     "container": "no recipe with a container is named",
     "several": "one process meets no other",
-    "cuda": "the plan uses no CUDA card",
-    "compiles_cuda": "the plan compiles nothing for CUDA cards",
+    "cuda": "the plan uses no CUDA GPU",
+    "compiles_cuda": "the plan compiles nothing for CUDA GPUs",
     "builds": "the plan builds nothing",
     "builds_ops": "the plan compiles none of DeepSpeed's ops",
 }
@@ -306,7 +306,7 @@ class Target:
 
     @property
     def cuda(self) -> bool:
-        """Whether CUDA cards may be used."""
+        """Whether CUDA GPUs may be used."""
         return self.plan is None or self.plan.topology.device == "cuda"
 
     @property

@@ -18,7 +18,7 @@ LAST = 1.0  # seconds for checks that were given up to tidy
 
 
 def plan_blockers(host: Host, target: Target) -> Finding | list[Finding]:
-    """What the plan itself finds missing on this machine: cards, packages, whatever stops `trainkit run`."""
+    """What the plan itself finds missing on this machine: GPUs, packages, whatever stops `trainkit run`."""
     blockers = target.plan.blockers if target.plan else ()
     found = [Finding("problem", each.what, (), (each.hint,) if each.hint else ()) for each in blockers]
     return found or ok("this machine can run it, as far as the plan can tell")

@@ -1,6 +1,6 @@
-"""Cards that runs have taken: a folder with a file for each of them, locked as long as the run lasts.
+"""GPUs that runs have taken: a folder with a file for each of them, locked as long as the run lasts.
 
-The holder locks the file and writes into it who it is; whoever can lock the file knows that the card is free. A
+The holder locks the file and writes into it who it is; whoever can lock the file knows that the GPU is free. A
 holder removes its file before it lets go, so that nothing is left behind; one that is killed leaves an unlocked file.
 """
 
@@ -33,7 +33,7 @@ STEP_SECONDS = 0.01
 
 
 class Signature(NamedTuple):
-    """What a holder writes into the lock of a card."""
+    """What a holder writes into the lock of a GPU."""
 
     pid: Annotated[int, Between(0, 1 << 22)]
     user: str
@@ -41,7 +41,7 @@ class Signature(NamedTuple):
 
 
 def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The cards and their MIG instances, each with who holds it."""
+    """The GPUs and their MIG instances, each with who holds it."""
     return tuple(
         replace(
             gpu,
@@ -53,7 +53,7 @@ def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu
 
 
 def folder(environ: Mapping[str, str]) -> str:
-    """The folder of card locks: one for all users of a machine. Containers that share cards may be given one too."""
+    """The folder of GPU locks: one for all users of a machine. Containers that share GPUs may be given one too."""
     if chosen := environ.get(SETTING):
         return chosen
     base = next((path for path in FOLDERS if os.access(path, os.W_OK | os.X_OK)), FOLDERS[-1])
@@ -61,7 +61,7 @@ def folder(environ: Mapping[str, str]) -> str:
 
 
 def path(uuid: str, environ: Mapping[str, str]) -> str:
-    """The lock file of a card."""
+    """The lock file of a GPU."""
     safe = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in uuid)
     return posixpath.join(folder(environ), safe)
 
@@ -82,7 +82,7 @@ def open_lock(name: str, flags: int) -> int:
 
 
 def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
-    """Who holds a card; None for a free one."""
+    """Who holds a GPU; None for a free one."""
     try:
         fd = open_lock(path(uuid, environ), os.O_RDONLY)
     except OSError:
@@ -94,7 +94,7 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
         with contextlib.suppress(OSError, ValueError):
             return Hold(*decode(Signature, parse_json(os.pread(fd, 1 << 16, 0))))
         return Hold(0, "", "")  # it is just about to write
-    except OSError:  # a file system without locks: no card can be held there
+    except OSError:  # a file system without locks: no GPU can be held there
         return None
     finally:
         os.close(fd)
@@ -102,7 +102,7 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
 
 
 class Cards:
-    """The cards of one run. They stay taken while any process has these descriptors open."""
+    """The GPUs of one run. They stay taken while any process has these descriptors open."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.fds: list[int] = []
@@ -112,9 +112,9 @@ class Cards:
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> str | None:
         """Take all of them; else none, and the UUID of one that another run holds.
 
-        shared: cards of others are left out instead. Raises MachineError where locks cannot be made.
+        shared: GPUs of others are left out instead. Raises MachineError where locks cannot be made.
         """
-        for uuid in sorted(set(uuids)):  # in one order, so that of two runs after the same cards one gets them
+        for uuid in sorted(set(uuids)):  # in one order, so that of two runs after the same GPUs one gets them
             if self._lock(path(uuid, self._environ)):
                 continue
             if not shared:
@@ -123,14 +123,14 @@ class Cards:
         return None
 
     def sign(self, user: str, run: str) -> None:
-        """Say who holds the cards, for those who look. run: the run's directory, empty while there is none."""
+        """Say who holds the GPUs, for those who look. run: the run's directory, empty while there is none."""
         content = json.dumps(Signature(os.getpid(), user, run)._asdict()).encode()
-        with contextlib.suppress(OSError):  # a full disk: the cards are taken, only not signed
+        with contextlib.suppress(OSError):  # a full disk: the GPUs are taken, only not signed
             for fd in self.fds:
                 os.ftruncate(fd, os.pwrite(fd, content, 0))
 
     def release(self) -> None:
-        """Let the cards go, and leave no file behind."""
+        """Let the GPUs go, and leave no file behind."""
         for fd, name in zip(self.fds, self._paths, strict=True):
             with contextlib.suppress(OSError):  # a folder whose files only their owners may remove
                 Path(name).unlink()
@@ -167,13 +167,13 @@ class Cards:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), name)
         except OSError as error:
             raise MachineError(
-                f"the lock of a card cannot be made: {error.filename or name}: {error.strerror}",
-                hint="set TRAINKIT_CARD_LOCKS to a folder that all users of the cards may write to",
+                f"the lock of a GPU cannot be made: {error.filename or name}: {error.strerror}",
+                hint="set TRAINKIT_CARD_LOCKS to a folder that all users of the GPUs may write to",
             ) from error
 
 
 def taken_by(uuid: str, environ: Mapping[str, str]) -> str:
-    """Who holds a card, for a message."""
+    """Who holds a GPU, for a message."""
     held = holder(uuid, environ)
     return f"the run {held.run or 'that pid ' + str(held.pid) + ' starts'} ({held.user})" if held else "another run"
 

@@ -48,7 +48,7 @@ FACTS_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Who has taken a card for a run of trainkit's; it lasts as long as that run. run: its directory."""
+    """Who has taken a GPU for a run of trainkit's; it lasts as long as that run. run: its directory."""
 
     pid: int
     user: str
@@ -57,7 +57,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a card. pid and user as this process sees them; in a container others may have neither.
+    """A process on a GPU. pid and user as this process sees them; in a container others may have neither.
 
     memory: bytes, None where the driver does not say (MIG, WSL). graphics: it only draws (a desktop).
     """
@@ -71,7 +71,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A part of a card that MIG split off. profile: as NVIDIA names it (``1g.10gb``). Memory in bytes."""
+    """A part of a GPU that MIG split off. profile: as NVIDIA names it (``1g.10gb``). Memory in bytes."""
 
     uuid: str
     profile: str
@@ -86,12 +86,12 @@ class MigInstance:
 class Gpu:
     """One accelerator. `index` is its position in PCI order (as nvidia-smi counts).
 
-    What a driver or a card does not report is None (for counts and rates) or empty.
-    cores: arithmetic units as NVIDIA counts them. mig: whether the card is split; then only its `instances`
+    What a driver or a GPU does not report is None (for counts and rates) or empty.
+    cores: arithmetic units as NVIDIA counts them. mig: whether the GPU is split; then only its `instances`
     can be used.
     throttling: why the clock is held down just now (``power cap``, ``heat``), without the harmless reasons.
     ecc_errors: uncorrectable memory errors since the driver was loaded.
-    pending_repair: the card waits for a reset to take bad memory out of use.
+    pending_repair: the GPU waits for a reset to take bad memory out of use.
     """
 
     index: int
@@ -168,7 +168,7 @@ class Facts:
 
     packages: version by distribution name, for the packages that plans depend on; absent means not installed.
     notes: what a probe could not find out, and why, by probe name (``gpus: the driver is not loaded``); ``nvidia`` and
-    ``amd`` say why there is no card of that make where nothing failed.
+    ``amd`` say why there is no GPU of that make where nothing failed.
     visible_devices, device_order, hip_devices, rocr_devices: the caller's CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER,
     HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, None where unset. allocator: what the caller tells torch's allocator
     for CUDA (PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF), None where both are unset.

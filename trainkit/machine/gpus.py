@@ -1,7 +1,7 @@
-"""AMD cards, from what the amdgpu driver shows under /sys: no library, no tool, no torch.
+"""AMD GPUs, from what the amdgpu driver shows under /sys: no library, no tool, no torch.
 
 The compute topology (/sys/class/kfd) lists the nodes in the order in which ROCm counts them; a node with SIMD units is
-a card (linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+a GPU (linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 
 
 def probe_amd(root: Path = Path("/")) -> Mapping[str, Any]:
-    """The cards under the name `amd`, which `probe` joins to the others; none without the driver."""
+    """The GPUs under the name `amd`, which `probe` joins to the others; none without the driver."""
     folders = sorted((root / TOPOLOGY).glob("[0-9]*"), key=lambda path: int(path.name))
     pairs = [[line.split() for line in text(folder / "properties").splitlines()] for folder in folders]
     nodes = [{pair[0]: pair[1] for pair in lines if len(pair) == 2} for lines in pairs]
@@ -74,7 +74,7 @@ LONGEST = 200  # characters of a command that a person still reads
 
 
 def probe_nvidia(root: Path = Path("/")) -> Mapping[str, Any]:
-    """The cards in PCI order; none, and nothing imported, without a driver. Raises pynvml.NVMLError when NVML fails."""
+    """The GPUs in PCI order; none, and nothing imported, without a driver. Raises pynvml.NVMLError when NVML fails."""
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     shown = [root / driver for driver in DRIVERS] + [Path(folder, LIBRARY) for folder in libraries if folder]
     if not any(path.exists() for path in shown):
@@ -91,14 +91,14 @@ def probe_nvidia(root: Path = Path("/")) -> Mapping[str, Any]:
             "gpus": tuple(ask.card(index) for index in range(count)),
             "driver": ask.maybe("nvmlSystemGetDriverVersion", default=""),
             "cuda_driver": f"{version // 1000}.{version % 1000 // 10}" if version else "",
-            "notes": {} if count else {"nvidia": "the NVIDIA driver sees no card"},
+            "notes": {} if count else {"nvidia": "the NVIDIA driver sees no GPU"},
         }
     finally:
         pynvml.nvmlShutdown()
 
 
 class Asked:
-    """NVML's answers about cards. What a card does not support is None; what it must know raises."""
+    """NVML's answers about GPUs. What a GPU does not support is None; what it must know raises."""
 
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
@@ -108,14 +108,14 @@ class Asked:
         return _text(getattr(self._nvml, question)(*arguments))
 
     def maybe(self, question: str, *arguments: Any, default: Any = None) -> Any:
-        """The answer, or the default where card, driver or the installed nvidia-ml-py cannot give it."""
+        """The answer, or the default where GPU, driver or the installed nvidia-ml-py cannot give it."""
         try:
             return self.must(question, *arguments) if hasattr(self._nvml, question) else default
         except self._nvml.NVMLError:
             return default
 
     def card(self, index: int) -> Gpu:
-        """Everything about one card."""
+        """Everything about one GPU."""
         handle = self.must("nvmlDeviceGetHandleByIndex", index)
         total, free, reserved = self.memory(handle) or (0, 0, 0)
         pci = self.maybe("nvmlDeviceGetPciInfo", handle)
@@ -157,7 +157,7 @@ class Asked:
         return None if milliwatts is None else milliwatts / 1000
 
     def memory(self, handle: Any) -> tuple[int, int, int] | None:
-        """Total, free, and the driver's own; None where a card shares the machine's memory and does not report it."""
+        """Total, free, and the driver's own; None where a GPU shares the machine's memory and does not report it."""
         # The first version of the question counts the driver's own as used; the second, of driver 510, keeps it apart.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         if version is not None and (newer := self.maybe("nvmlDeviceGetMemoryInfo", handle, version)):

@@ -41,7 +41,7 @@ PROBES: Mapping[str, Probe] = {
 }
 CARD_PROBES = {name: PROBES[name] for name in ("host", "torch", "mps", "amd", "gpus")}
 SECONDS = 5.0  # for one probe
-# A driver without persistence mode wakes each card first, which takes seconds for every one of them.
+# A driver without persistence mode wakes each GPU first, which takes seconds for every one of them.
 LIMITS: Mapping[str, float] = {"gpus": 30.0}
 
 
@@ -58,12 +58,12 @@ def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LI
             continue
         notes |= answer.get("notes", {})
         found |= {key: value for key, value in answer.items() if key != "notes"}
-    # One torch is built for one make of cards; AMD's count where it is ROCm's.
+    # One torch is built for one make of GPUs; AMD's count where it is ROCm's.
     if amd_cards := found.pop("amd", ()):
         if isinstance(build := found.get("torch"), TorchBuild) and build.hip:
             found["gpus"] = amd_cards
         else:
-            notes["amd"] = f"{len(amd_cards)} AMD card(s) are here, and the installed torch is no ROCm build"
+            notes["amd"] = f"{len(amd_cards)} AMD GPU(s) are here, and the installed torch is no ROCm build"
     facts = Facts(
         platform=sys.platform,
         machine=platform.machine(),

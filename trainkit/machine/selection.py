@@ -1,6 +1,6 @@
-"""Which cards a run gets: `devices.select` applied inside what the caller's CUDA_VISIBLE_DEVICES allows. Pure.
+"""Which GPUs a run gets: `devices.select` applied inside what the caller's CUDA_VISIBLE_DEVICES allows. Pure.
 
-What MIG has split counts as its parts: from here on a card is what one process can use.
+What MIG has split counts as its parts: from here on a GPU is what one process can use.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from trainkit.machine.facts import Facts, Gpu
 
 # devices.order -> CUDA_DEVICE_ORDER, and why it is set
 ORDER = {
-    "pci": ("PCI_BUS_ID", "cards are counted as nvidia-smi counts them"),
-    "fastest": ("FASTEST_FIRST", "cards are counted as CUDA counts them by itself"),
+    "pci": ("PCI_BUS_ID", "GPUs are counted as nvidia-smi counts them"),
+    "fastest": ("FASTEST_FIRST", "GPUs are counted as CUDA counts them by itself"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen cards in rank order.
+    """The chosen GPUs in rank order.
 
     cards: what was found; shorter than asked for when `missing` is not empty.
     missing: what was asked for and is not there, one sentence each.
@@ -31,13 +31,13 @@ class Selection:
 
 
 def usable(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The cards in PCI order, a split one replaced by its parts, which keep its index and have names of their own."""
+    """The GPUs in PCI order, a split one replaced by its parts, which keep its index and have names of their own."""
     in_order = sorted(gpus, key=lambda gpu: gpu.index)
     return tuple(unit for gpu in in_order for unit in (_parts(gpu) if gpu.mig else [gpu]))
 
 
 def _parts(gpu: Gpu) -> list[Gpu]:
-    """What MIG has split off a card, each as a card of its own."""
+    """What MIG has split off a GPU, each as a GPU of its own."""
     return [
         replace(
             gpu,
@@ -55,29 +55,29 @@ def _parts(gpu: Gpu) -> list[Gpu]:
 
 
 def is_part(gpu: Gpu) -> bool:
-    """Whether a card of :func:`usable` is a part that MIG split off: a split card itself is not among these."""
+    """Whether a GPU of :func:`usable` is a part that MIG split off: a split GPU itself is not among these."""
     return gpu.mig
 
 
 def kind_of_cards(cards: Sequence[Gpu]) -> Literal["nvidia", "mig", "amd"]:
-    """What launchers and programs must know of cards; `nvidia` also where there are none."""
+    """What launchers and programs must know of GPUs; `nvidia` also where there are none."""
     if any(map(is_part, cards)):
         return "mig"
     return "amd" if any(gpu.vendor == "amd" for gpu in cards) else "nvidia"
 
 
 def is_made_up(gpu: Gpu) -> bool:
-    """Whether a card is that of a machine profile, which has no UUID."""
+    """Whether a GPU is that of a machine profile, which has no UUID."""
     return gpu.uuid.startswith("profile-")
 
 
 def allocation(facts: Facts) -> tuple[Gpu, ...]:
-    """The cards that the caller may use, in the order of the variables that say so, else in PCI order."""
+    """The GPUs that the caller may use, in the order of the variables that say so, else in PCI order."""
     return _allocated(facts)[0]
 
 
 def unread(facts: Facts) -> str:
-    """The entry of the caller's variables that names no card: CUDA ignores it and all later ones; empty for none."""
+    """The entry of the caller's variables that names no GPU: CUDA ignores it and all later ones; empty for none."""
     return _allocated(facts)[1]
 
 
@@ -96,10 +96,10 @@ def _allocated(facts: Facts) -> tuple[tuple[Gpu, ...], str]:
 
 
 def _allowed(visible: str | None, units: Sequence[Gpu], number: Mapping[str, int]) -> tuple[tuple[Gpu, ...], str]:
-    """The cards that a variable leaves, and the entry that ends its reading early; -1 and nothing do so on purpose.
+    """The GPUs that a variable leaves, and the entry that ends its reading early; -1 and nothing do so on purpose.
 
     As CUDA reads CUDA_VISIBLE_DEVICES: an invalid entry hides itself and all after it, a duplicate empties the list,
-    and the index of a split card means its first part (CUDA C programming guide, environment variables).
+    and the index of a split GPU means its first part (CUDA C programming guide, environment variables).
     """
     if visible is None:
         return tuple(units), ""
@@ -117,7 +117,7 @@ def _allowed(visible: str | None, units: Sequence[Gpu], number: Mapping[str, int
 
 
 def restriction(facts: Facts) -> str:
-    """The caller's variable that limits the cards, as it would be written; empty where none does."""
+    """The caller's variable that limits the GPUs, as it would be written; empty where none does."""
     amd = any(gpu.vendor == "amd" for gpu in facts.gpus)
     given = {"ROCR_VISIBLE_DEVICES": facts.rocr_devices, "HIP_VISIBLE_DEVICES": facts.hip_devices} if amd else {}
     given["CUDA_VISIBLE_DEVICES"] = facts.visible_devices
@@ -125,9 +125,9 @@ def restriction(facts: Facts) -> str:
 
 
 def matching(entry: int | str, gpus: Sequence[Gpu], number: Mapping[str, int] | None = None) -> tuple[Gpu, ...]:
-    """The cards that an index, a UUID or a UUID prefix (with or without ``GPU-``) names.
+    """The GPUs that an index, a UUID or a UUID prefix (with or without ``GPU-``) names.
 
-    number: how the cards are counted, by UUID; by default in PCI order.
+    number: how the GPUs are counted, by UUID; by default in PCI order.
     """
     name = str(entry)
     if name.isdecimal():
@@ -138,38 +138,38 @@ def matching(entry: int | str, gpus: Sequence[Gpu], number: Mapping[str, int] | 
 
 
 def _numbers(gpus: Sequence[Gpu], order: str) -> Mapping[str, int]:
-    """The number of each card and part by UUID, counted in an order of `devices.order`; parts have their card's."""
+    """The number of each GPU and part by UUID, counted in an order of `devices.order`; parts have their GPU's."""
     count = {gpu.index: position for position, gpu in enumerate(ordered(gpus, order))} if order == "fastest" else {}
     return {unit.uuid: count.get(unit.index, unit.index) for unit in (*usable(gpus), *gpus)}
 
 
 def speed(gpu: Gpu) -> tuple[float, tuple[int, int], int]:
-    """What cards are ranked by: units times clock where the driver reports them, then architecture, then memory."""
+    """What GPUs are ranked by: units times clock where the driver reports them, then architecture, then memory."""
     return (gpu.cores or 0) * (gpu.clock_limit or 0), gpu.compute_capability, gpu.memory_total
 
 
 def ordered(gpus: Sequence[Gpu], order: str) -> tuple[Gpu, ...]:
-    """`pci` keeps the allocation's order; `fastest` puts the fastest card first.
+    """`pci` keeps the allocation's order; `fastest` puts the fastest GPU first.
 
-    CUDA's own FASTEST_FIRST is a guess whose rule is not documented; this one is written into the plan card by card.
+    CUDA's own FASTEST_FIRST is a guess whose rule is not documented; this one is written into the plan GPU by GPU.
     """
     return tuple(sorted(gpus, key=speed, reverse=True)) if order == "fastest" else tuple(gpus)
 
 
 def take(count: int, allowed: Sequence[Gpu]) -> Selection:
-    """The first `count` cards of the allocation."""
+    """The first `count` GPUs of the allocation."""
     asked = "1 GPU is" if count == 1 else f"{count} GPUs are"
     missing = () if count <= len(allowed) else (f"{asked} asked for, {len(allowed)} can be used here",)
     return Selection(tuple(allowed[:count]), missing)
 
 
 def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Selection:
-    """Idle cards: first those without computing processes, then those with the most free memory.
+    """Idle GPUs: first those without computing processes, then those with the most free memory.
 
     count: how many; None for all that are idle. idle_below: bytes, as for :func:`is_idle`.
     """
     idle = [gpu for gpu in allowed if is_idle(gpu, idle_below)]
-    # A stable sort: cards that are alike stay in the order that devices.order has put them in.
+    # A stable sort: GPUs that are alike stay in the order that devices.order has put them in.
     idle.sort(key=lambda gpu: (bool(_computing(gpu)), -gpu.memory_free))
     number = max(len(idle), 1) if count is None else count
     if number <= len(idle):
@@ -180,7 +180,7 @@ def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Sel
 
 
 def pick(names: Sequence[int | str], facts: Facts, order: str = "pci") -> Selection:
-    """The named cards in the given order, each inside the allocation. order: how indices count, of `devices.order`."""
+    """The named GPUs in the given order, each inside the allocation. order: how indices count, of `devices.order`."""
     allowed, number = allocation(facts), _numbers(facts.gpus, order)
     found = [(name, matching(name, allowed, number)) for name in names]
     return Selection(
@@ -190,20 +190,20 @@ def pick(names: Sequence[int | str], facts: Facts, order: str = "pci") -> Select
 
 
 def _why_not(name: int | str, found: Sequence[Gpu], facts: Facts, number: Mapping[str, int]) -> str:
-    """Why a name matches no single card of the allocation. found: those of the allocation that it names."""
+    """Why a name matches no single GPU of the allocation. found: those of the allocation that it names."""
     if found and not is_part(found[0]):
-        return f"`{name}` names {len(found)} cards ({', '.join(gpu.uuid for gpu in found)})"
+        return f"`{name}` names {len(found)} GPUs ({', '.join(gpu.uuid for gpu in found)})"
     if not found and matching(name, usable(facts.gpus), number):
-        return f"card `{name}` is outside {restriction(facts)}"
+        return f"GPU `{name}` is outside {restriction(facts)}"
     split = matching(name, facts.gpus, number)
     parts = found or [part for gpu in split[:1] for part in _parts(gpu)]
     if parts:
-        return f"card `{name}` is split by MIG; name one of its parts: {', '.join(part.uuid for part in parts)}"
-    return f"card `{name}` is split by MIG into no parts" if split else f"there is no card `{name}` here"
+        return f"GPU `{name}` is split by MIG; name one of its parts: {', '.join(part.uuid for part in parts)}"
+    return f"GPU `{name}` is split by MIG into no parts" if split else f"there is no GPU `{name}` here"
 
 
 def duplicates(names: Sequence[int | str], facts: Facts, order: str = "pci") -> tuple[str, ...]:
-    """The entries of a list that name a card for a second time, also by its UUID after its index."""
+    """The entries of a list that name a GPU for a second time, also by its UUID after its index."""
     units, number = usable(facts.gpus), _numbers(facts.gpus, order)
     found = [matching(name, units, number) for name in names]
     identities = [cards[0].uuid if len(cards) == 1 else str(name) for name, cards in zip(names, found, strict=True)]
@@ -211,14 +211,14 @@ def duplicates(names: Sequence[int | str], facts: Facts, order: str = "pci") -> 
 
 
 def is_idle(gpu: Gpu, idle_below: int) -> bool:
-    """Whether a run can have a card to itself: no run holds it, and less than `idle_below` bytes are occupied."""
+    """Whether a run can have a GPU to itself: no run holds it, and less than `idle_below` bytes are occupied."""
     alone = gpu.compute_mode == "default" or (gpu.compute_mode == "exclusive" and not _computing(gpu))
     return gpu.held_by is None and alone and _occupied(gpu) < idle_below
 
 
 def occupants(gpu: Gpu) -> str:
-    """What keeps a card busy, as a sentence."""
-    name = gpu.uuid if is_part(gpu) else f"card {gpu.index}"
+    """What keeps a GPU busy, as a sentence."""
+    name = gpu.uuid if is_part(gpu) else f"GPU {gpu.index}"
     if gpu.compute_mode == "prohibited":
         return f"{name} is closed to computing (nvidia-smi -c 0 opens it)"
     held = gpu.held_by
@@ -228,7 +228,7 @@ def occupants(gpu: Gpu) -> str:
 
 
 def _computing(gpu: Gpu) -> list[str]:
-    """Who computes on a card, one phrase each; what only draws on it is left out."""
+    """Who computes on a GPU, one phrase each; what only draws on it is left out."""
     return [
         f"pid {each.pid} ({': '.join(filter(None, (each.user, each.command))) or 'not visible from here'})"
         for each in gpu.processes

@@ -300,7 +300,7 @@ class View:
 
         extends = {"extends": [self.base.path]} if self.base.path else {}
         text = json.dumps({"version": 1, **extends, **nest({**self.chosen, **dict(self._stand_ins())})})
-        # The machine with all its cards free: a recipe is for other days too.
+        # The machine with all its GPUs free: a recipe is for other days too.
         free: dict[str, Any] = {"processes": (), "held_by": None}
         idle = []
         for gpu in self.facts.gpus:
@@ -330,7 +330,7 @@ class View:
 
     @property
     def used_cards(self) -> tuple[Gpu, ...]:
-        """The cards that the run would use; all that it may use where that is decided later; none off CUDA."""
+        """The GPUs that the run would use; all that it may use where that is decided later; none off CUDA."""
         if self.device != "cuda":
             return ()
         allowed = allocation(self.facts)

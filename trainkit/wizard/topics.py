@@ -79,7 +79,7 @@ def _machine(view: View) -> Iterator[str]:
     yield f"Found on {view.facts.hostname}: {found}{hides}"
     yield from (f"Just now {occupants(gpu)}." for gpu in cards if not is_idle(gpu, IDLE_BELOW))
     yield from (f"What could not be found out ({name}: {note})" for name, note in view.facts.notes.items())
-    yield "Every process uses one card. A list such as 2,0 gives the first process card 2 and the second card 0."
+    yield "Every process uses one GPU. A list such as 2,0 gives the first process GPU 2 and the second GPU 0."
 
 
 def _places(view: View) -> Iterator[Choice]:
@@ -96,18 +96,18 @@ def _places(view: View) -> Iterator[Choice]:
         yield Choice("one", what, {**cuda, "devices.select": 1, **alone, **ONE}, what)
     if len(cards) > 1:
         sets = {**cuda, "devices.select": "free", **alone, **ONE}
-        reason = "a card that is idle when the run starts"
-        yield Choice("free", "one card that is idle when the run starts, whichever it is", sets, reason)
+        reason = "a GPU that is idle when the run starts"
+        yield Choice("free", "one GPU that is idle when the run starts, whichever it is", sets, reason)
     if _has_mps(view):
         sets = {"devices.type": "mps", **alone, "data.pin_memory": False, **ONE}
         yield Choice("mps", "the GPU of this Mac, one process", sets, "Apple silicon takes one process")
     cores = counted(view.facts.cpu_cores, "core")
     yield Choice("cpu", f"the CPU ({cores}), one process", {**CPU, **alone}, NO_ACCELERATOR)
     two = {**CPU, "nodes.processes_per_node": 2}
-    yield Choice("cpu-2", "the CPU, two processes: to try a strategy without cards", two, NO_ACCELERATOR)
+    yield Choice("cpu-2", "the CPU, two processes: to try a strategy without GPUs", two, NO_ACCELERATOR)
     each = len(cards) or 1
     device = {**cuda, "devices.select": each} if cards else CPU
-    alike = f"a process on each of {counted(each, 'card')}" if cards else "one process on the CPU of each"
+    alike = f"a process on each of {counted(each, 'GPU')}" if cards else "one process on the CPU of each"
     sets = {**device, "nodes.processes_per_node": each, "nodes.count": 2}
     yield Choice("nodes", f"several machines like this one: {alike}", sets, f"machines alike: {alike}")
 
@@ -133,10 +133,10 @@ def _alone(view: View) -> Settings:
 def _read_place(view: View, text: str) -> Read:
     if free := re.fullmatch(r"free (\d+)", text):
         sets = {"devices.type": "cuda", "devices.select": "free", "nodes.processes_per_node": int(free[1])}
-        return sets, f"{counted(int(free[1]), 'card')}, idle when the run starts"
+        return sets, f"{counted(int(free[1]), 'GPU')}, idle when the run starts"
     names = [name.strip() for name in text.strip("[]").split(",") if name.strip()]
     if not names:
-        raise UsageError("no card is named", hint="write a number of cards, or a list such as 0,2")
+        raise UsageError("no GPU is named", hint="write a number of GPUs, or a list such as 0,2")
     if not all(name.isdecimal() or name.startswith(("GPU-", "MIG-")) for name in names):
         raise UsageError(f"{text!r} is not a device", hint="choose a word, or write a number, or a list such as 0,2")
     cards = [int(name) if name.isdecimal() else name for name in names]
@@ -177,10 +177,10 @@ OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 def _spreading(view: View) -> Iterator[str]:
     yield (
         f"{counted(view.ranks, 'process', 'es')} train one model. ddp is the fastest while the model fits on one "
-        "card; the others divide it, which takes memory off each card and adds traffic between them."
+        "GPU; the others divide it, which takes memory off each GPU and adds traffic between them."
     )
     yield (
-        "How large a model may be is counted from the memory of the smallest card, less 2 GiB: 18 bytes for each "
+        "How large a model may be is counted from the memory of the smallest GPU, less 2 GiB: 18 bytes for each "
         "parameter (mixed precision, AdamW), divided as the strategy divides them. Activations come on top."
     )
     if view.get("program.kind") in UNCONFIGURED:
@@ -242,14 +242,14 @@ def _offloads(view: View) -> Iterator[Choice]:
         [place for place in view.values(key) if place != "none"] if view.declared(key) else [] for key in OFFLOADS
     )
     nothing = {key: "none" for key in OFFLOADS if view.declared(key)}
-    yield Choice("none", "everything stays on the cards", nothing, "nothing is offloaded")
+    yield Choice("none", "everything stays on the GPUs", nothing, "nothing is offloaded")
     for place in optimizer:
-        reason = f"optimizer state lives on {place.upper()}: slower, and room on the cards"
+        reason = f"optimizer state lives on {place.upper()}: slower, and room on the GPUs"
         yield Choice(place, f"optimizer state to {place.upper()}", {**nothing, OFFLOADS[0]: place}, reason)
     for place in parameter:
         if place in optimizer:
             what, sets = f"optimizer state and parameters to {place.upper()}", dict.fromkeys(OFFLOADS, place)
-            reason = f"optimizer state and parameters live on {place.upper()}: the slowest, the least on the cards"
+            reason = f"optimizer state and parameters live on {place.upper()}: the slowest, the least on the GPUs"
             yield Choice(f"{place}-all", what, sets, reason)
 
 
@@ -277,7 +277,7 @@ ROWS = (".parquet", ".jsonl")
 def _read_data(view: View, text: str) -> Read:
     if text == "python-stdlib":
         return {"data.kind": "text", "data.path": text}, "source code that every Python brings along"
-    # A pattern begins at the first part with a wild card in it; what is above is the folder.
+    # A pattern begins at the first part with a wildcard in it; what is above is the folder.
     parts = text.split("/")
     wild = next((index for index, part in enumerate(parts) if WILD & {*part}), len(parts))
     pattern = "/".join(parts[wild:])
@@ -433,7 +433,7 @@ TOPICS: tuple[Topic, ...] = (
         open=lambda view: True,
         choices=_places,
         default=_place,
-        expected="a number of cards (without any, of processes), a list (0,2), or free 2",
+        expected="a number of GPUs (without any, of processes), a list (0,2), or free 2",
         read=_read_place,
         explains=("devices.type", "devices.select", "nodes.processes_per_node", "nodes.count"),
     ),
@@ -484,8 +484,8 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "offload",
         OFFLOADS,
-        "What leaves the cards?",
-        "State that lives outside the card makes room for a larger model; each step then moves it. First the "
+        "What leaves the GPUs?",
+        "State that lives outside the GPU makes room for a larger model; each step then moves it. First the "
         "optimizer's, then the parameters.",
         choices=_offloads,
         default=_offload,
@@ -528,7 +528,7 @@ TOPICS: tuple[Topic, ...] = (
         "precision",
         ("precision.dtype",),
         "Which number format does it compute in?",
-        "The format of forward and backward. 16 bits are about twice as fast on cards that have units for them; "
+        "The format of forward and backward. 16 bits are about twice as fast on GPUs that have units for them; "
         "weights and the optimizer's state stay in fp32. bf16 needs compute capability 8.0 (Ampere) or newer.",
         default=_format,
     ),

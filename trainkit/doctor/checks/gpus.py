@@ -1,4 +1,4 @@
-"""The cards: whether the NVIDIA driver is loaded and new enough for torch, and whether each card is healthy."""
+"""The GPUs: whether the NVIDIA driver is loaded and new enough for torch, and whether each GPU is healthy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SOURCE = "https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compat
 VERSION_FILE = "/proc/driver/nvidia/version"
 _VERSION = re.compile(r"Kernel Module.*?\s(\d{3}\.\d+(?:\.\d+)?)\s")
 NVIDIA, DISPLAY = "0x10de", "0x03"  # PCI vendor, class of display controllers
-MUCH = GIB  # of a card's memory in a process that is not ours
+MUCH = GIB  # of a GPU's memory in a process that is not ours
 
 
 def driver(host: Host, target: Target) -> Finding:
     """Missing, not answering, too old, or fine."""
     version, build = driver_version(host), host.facts.torch
-    blind = host.facts.notes.get("nvidia")  # why NVML shows no card of a loaded driver
+    blind = host.facts.notes.get("nvidia")  # why NVML shows no GPU of a loaded driver
     if note := host.facts.notes.get("gpus"):
         # A library that is newer than the loaded module is what an upgrade without a reboot leaves.
         evidence = (f"NVML: {note}", f"kernel module: {version or 'not loaded'}")
         fix = (
             "sudo reboot      # after an upgrade of the driver; `nvidia-smi` must answer",
-            "sudo nvidia-smi -pm 1      # where it answers, but only after seconds: keeps the cards awake",
+            "sudo nvidia-smi -pm 1      # where it answers, but only after seconds: keeps the GPUs awake",
         )
         return Finding("problem", "the driver does not answer", evidence, fix)
     if not version:
@@ -48,15 +48,15 @@ def driver_version(host: Host) -> str:
 
 
 def _absent(host: Host) -> Finding:
-    """The PCI bus shows cards without a driver too."""
+    """The PCI bus shows GPUs without a driver too."""
     cards = []
     for device in sorted(host.root.glob("sys/bus/pci/devices/*")):
         vendor, kind = (text(device / name) for name in ("vendor", "class"))
         if vendor == NVIDIA and kind.startswith(DISPLAY):
             cards.append(f"{device.name}: vendor {vendor}, class {kind}")
     if not cards:
-        return skipped("there is no card here")
-    what = f"{counted(len(cards), 'NVIDIA card')} on the PCI bus, and no driver is loaded"
+        return skipped("there is no GPU here")
+    what = f"{counted(len(cards), 'NVIDIA GPU')} on the PCI bus, and no driver is loaded"
     fix = ("sudo modprobe nvidia      # then, if it fails: sudo dmesg | grep -i nvidia", "nvidia-smi")
     return Finding("problem", what, (*cards, f"missing: {host.under(VERSION_FILE)}"), fix)
 
@@ -65,7 +65,7 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
     pip = host.pip
     evidence = (f"driver {driver}: {host.under(VERSION_FILE)}", build.label)
     if not build.cuda:
-        what = f"torch is built for {build.built_for}, so it uses none of the NVIDIA cards here"
+        what = f"torch is built for {build.built_for}, so it uses none of the NVIDIA GPUs here"
         install = f"{pip} uninstall -y torch && {pip} install torch      # PyPI's Linux builds are for CUDA"
         return Finding("warning", what, evidence, (install,))
     oldest = OLDEST.get(release(build.cuda)[0])
@@ -74,7 +74,7 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
     if at_least(driver, oldest):
         return ok(f"{driver} runs CUDA {build.cuda} (from {oldest} on)", *evidence, SOURCE)
     what = f"driver {driver} is too old for torch's CUDA {build.cuda}, which needs {oldest} or newer"
-    # NVIDIA's containers and cuda-compat packages bring libraries of a newer driver for data-centre cards.
+    # NVIDIA's containers and cuda-compat packages bring libraries of a newer driver for data-centre GPUs.
     newer = sorted(host.root.glob("usr/local/cuda*/compat/libcuda.so.*"))[:1]
     compat = tuple(f"may make up for it: {path}" for path in newer)
     level: Level = "warning" if compat else "problem"
@@ -87,19 +87,19 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
 
 
 def health(host: Host, target: Target) -> Finding | list[Finding]:
-    """What is wrong with each card that the plan uses, or with any."""
+    """What is wrong with each GPU that the plan uses, or with any."""
     cards = list(host.facts.gpus)
     if target.plan:
         used = set(target.plan.topology.groups[0].devices)
-        # A plan names a card by UUID or index, or a part of it by its own UUID.
+        # A plan names a GPU by UUID or index, or a part of it by its own UUID.
         cards = [gpu for gpu in cards if used & {gpu.uuid, str(gpu.index), *(part.uuid for part in gpu.instances)}]
     if not cards:
-        return skipped("there is no card here")
+        return skipped("there is no GPU here")
     found = []
     for gpu in cards:
-        label = f"card {gpu.index} ({gpu.name})"
+        label = f"GPU {gpu.index} ({gpu.name})"
         found += [*_memory(gpu, label), *_clocks(gpu, label), *_processes(gpu, label)]
-    return found or ok(f"{counted(len(cards), 'card')} without errors, throttling or other processes")
+    return found or ok(f"{counted(len(cards), 'GPU')} without errors, throttling or other processes")
 
 
 def _memory(gpu: Gpu, label: str) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def _memory(gpu: Gpu, label: str) -> Iterator[Finding]:
         yield Finding("warning", f"{label} waits for a reset to take bad memory out of use", evidence, (reset,))
     elif gpu.ecc_errors:
         what = f"{label} has had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded"
-        look = f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {gpu.index}      # if they go on, have the card replaced"
+        look = f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {gpu.index}      # if they go on, have the GPU replaced"
         yield Finding("warning", what, evidence, (look, reset))
 
 
@@ -133,7 +133,7 @@ def _clocks(gpu: Gpu, label: str) -> Iterator[Finding]:
 
 
 def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
-    """Those that compute; a desktop that draws needs little. A split card has processes on parts that are not ours."""
+    """Those that compute; a desktop that draws needs little. A split GPU has processes on parts that are not ours."""
     others = [each for each in gpu.processes if not each.graphics]
     taken = gpu.memory_total - gpu.memory_free - gpu.memory_reserved
     if gpu.mig:

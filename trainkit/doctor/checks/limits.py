@@ -147,7 +147,7 @@ def _control_groups(host: Host) -> Iterator[tuple[int, str, str]]:
 
 
 def _locked(host: Host) -> Iterator[Finding]:
-    """RDMA pins the buffers that cards of other machines write to."""
+    """RDMA pins the buffers that GPUs of other machines write to."""
     soft, hard = host.limits.get("locked memory", (-1, -1))
     adapters = host.under("/sys/class/infiniband")
     names = sorted(path.name for path in adapters.iterdir()) if adapters.is_dir() else []
@@ -183,9 +183,9 @@ def shared_memory(host: Host, target: Target) -> Finding:
     if space.free < SHM_FULL:
         return Finding("problem", "no room left", evidence, (listing, *SHM_FIX))
     if space.total <= CONTAINER_SHM:
-        # whether it is enough depends on the batch and on the number of cards
+        # whether it is enough depends on the batch and on the number of GPUs
         level: Level = "problem" if target.plan is None else "warning"
-        return Finding(level, "too small for many cards or for loader processes", evidence, SHM_FIX)
+        return Finding(level, "too small for many GPUs or for loader processes", evidence, SHM_FIX)
     if space.free < SHM_LOW:
         return Finding("warning", "little room for loader processes with large batches", evidence, (listing, *SHM_FIX))
     return ok(f"{format_size(space.free)} free in {path}")

@@ -29,7 +29,7 @@ FIX: Mapping[str, tuple[str, ...]] = {
     ),
     "nccl": (
         "export NCCL_DEBUG=INFO      # then run the doctor again, or the recipe: NCCL says where it stops",
-        "export NCCL_P2P_DISABLE=1      # does it help? then the cards cannot reach each other directly (IOMMU, ACS)",
+        "export NCCL_P2P_DISABLE=1      # does it help? then the GPUs cannot reach each other directly (IOMMU, ACS)",
     ),
 }
 # A name service that hangs can hold a process for minutes: it is asked by one that can be killed.
@@ -124,12 +124,12 @@ def host_names(host: Host, target: Target) -> list[Finding]:
 
 
 def collectives(host: Host, target: Target) -> list[Finding]:
-    """One finding for each backend that would be used: gloo, NCCL where there are two cards."""
+    """One finding for each backend that would be used: gloo, NCCL where there are two GPUs."""
     plan = target.plan
     if "torch" not in host.facts.packages:
         return [skipped("torch is not installed")]
     several = len(allocation(host.facts)) > 1
-    # gloo also for a plan with cards that are not here: the network is then all that can be tried
+    # gloo also for a plan with GPUs that are not here: the network is then all that can be tried
     gloo = plan is None or plan.topology.device != "cuda" or not several
     backends = {"gloo": gloo, "nccl": target.cuda and several}
     return [_tried(host, target, backend) for backend, used in backends.items() if used]
@@ -162,6 +162,6 @@ def _environment(host: Host, target: Target) -> dict[str, str]:
     leaks = {name for name in host.environ for pattern in LEAKS if fnmatchcase(name, pattern)}
     kept = {name: value for name, value in host.environ.items() if name not in leaks}
     own = {name: str(value) for name, value in target.recipe.env.items()} if target.recipe else {}
-    if target.plan:  # the same cards
+    if target.plan:  # the same GPUs
         own |= {name: str(value) for name, value in target.plan.environment.set if name.startswith("CUDA_")}
     return kept | own | {"OMP_NUM_THREADS": "1"}

@@ -29,8 +29,8 @@ class Stray:
 
 
 STRAYS: tuple[Stray, ...] = (
-    Stray("CUDA_VISIBLE_DEVICES", "note", "trainkit selects cards only among these", on="cuda"),
-    Stray("CUDA_DEVICE_ORDER", "note", "cards are counted so, where no recipe sets devices.order", on="cuda"),
+    Stray("CUDA_VISIBLE_DEVICES", "note", "trainkit selects GPUs only among these", on="cuda"),
+    Stray("CUDA_DEVICE_ORDER", "note", "GPUs are counted so, where no recipe sets devices.order", on="cuda"),
     Stray("CUDA_LAUNCH_BLOCKING", "warning", "every kernel is waited for: training is much slower", ("0",), "cuda"),
     Stray("NVIDIA_TF32_OVERRIDE", "warning", "it overrules precision.tf32", on="cuda"),
     Stray("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "warning", "it overrules precision.tf32", on="cuda"),
@@ -39,12 +39,12 @@ STRAYS: tuple[Stray, ...] = (
     Stray("KMP_*", "note", "it changes how each rank's threads are placed"),
     Stray("MKL_*", "note", "it changes how each rank computes on the CPU"),
     Stray("NCCL_DEBUG*", "note", "NCCL writes a log", on="cuda"),
-    Stray("NCCL_*", "warning", "it changes how cards talk to each other", on="cuda"),
+    Stray("NCCL_*", "warning", "it changes how GPUs talk to each other", on="cuda"),
     Stray("GLOO_*", "warning", "it changes how ranks talk to each other over the network", on="several"),
     Stray("TORCH_NCCL_*", "warning", "it changes how PyTorch watches over NCCL", on="cuda"),
     Stray("TORCH_DISTRIBUTED_DEBUG", "warning", "collectives are checked: training is slower", ("OFF",), "several"),
     Stray("TORCH_EXTENSIONS_DIR", "note", "compiled extensions are kept there"),
-    Stray("TORCH_CUDA_ARCH_LIST", "note", "extensions are compiled for these cards alone", on="cuda"),
+    Stray("TORCH_CUDA_ARCH_LIST", "note", "extensions are compiled for these GPUs alone", on="cuda"),
     Stray("TORCHDYNAMO_DISABLE", "warning", "torch.compile does nothing", ("0",)),
     Stray("TORCH_COMPILE_DISABLE", "warning", "torch.compile does nothing", ("0",)),
     Stray("TORCHINDUCTOR_*", "note", "it changes how torch.compile compiles"),
