@@ -11,6 +11,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -421,9 +422,17 @@ def test_bad_input_is_one_message_that_names_file_and_row(
     refused(message, **settings)
 
 
-def test_a_pipe_is_no_file_of_rows(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.jsonl")
-    refused(r"a\.jsonl is a device or a pipe", path=tmp_path / "a.jsonl")
+def test_a_pipe_of_rows_is_read_into_memory_and_cannot_be_streamed(tmp_path: Path) -> None:
+    pipe, rows = tmp_path / "a.jsonl", [{"text": f"number {number}"} for number in range(40)]
+    os.mkfifo(pipe)
+    refused(r"a\.jsonl is a device or a pipe", path=pipe)
+    writer = threading.Thread(target=lines, args=(pipe, rows), daemon=True)
+    writer.start()
+    read = opened_in_memory("jsonl", pipe, sequence_length=8)
+    writer.join(timeout=60)
+    file = opened_in_memory("jsonl", lines(tmp_path / "b.jsonl", rows), sequence_length=8)
+    assert len(read.train) == len(file.train) > 10
+    assert same([read.train[range(len(file.train))]], [file.train[range(len(file.train))]])
 
 
 def test_damaged_tables_are_named_with_the_row(tmp_path: Path) -> None:

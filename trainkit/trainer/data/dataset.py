@@ -70,7 +70,7 @@ def _files_of(asked: Mixed, data: Rows) -> Found:
         files, held_out = ([file for part in parts for file in part[which]] for which in (0, 1))
     elif odd := [path for path in paths if path.suffix in TABLES]:
         raise TrainingError(f"data.path: {odd[0]} is no file of JSON lines", hint="data.kind: dataset reads it")
-    looked_at = [check_shard(path, columns) for path in (*files, *held_out)]
+    looked_at = [check_shard(path, columns, streamed=data.streaming) for path in (*files, *held_out)]
     names = {names[data.label_field] for _, names in looked_at if data.label_field and data.label_field in names}
     if len(names) > 1 and not data.labels:
         raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")

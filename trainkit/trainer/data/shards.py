@@ -171,14 +171,17 @@ def _saved_files(path: Path) -> dict[str, list[Path]]:
         raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
 
 
-def check_shard(path: Path, columns: Sequence[str]) -> tuple[int, dict[str, tuple[str, ...]]]:
+def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) -> tuple[int, dict[str, tuple[str, ...]]]:
     """Its size in bytes and the names of its labels by column, where it knows them.
 
-    Reads no more than a file's head or foot. TrainingError for a file that is none, or has not these columns.
+    Reads no more than a file's head or foot, and nothing of a pipe of JSON lines, which can be read only once, so that
+    it cannot be streamed. TrainingError for a file that is none, or has not these columns.
     """
     if path.is_dir():
         raise TrainingError(f"data.path: {path} is a folder", hint="data.kind: dataset reads folders")
     if path.exists() and not path.is_file():
+        if not streamed and path.suffix not in TABLES:
+            return 0, {}
         what = f"data.path: {path} is a device or a pipe, which cannot be read from the middle"
         raise TrainingError(what, hint="write its rows into a file")
     with reading(path):
@@ -241,7 +244,8 @@ def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) ->
     if path.suffix not in TABLES:
         shard, row, offset = start
         with reading(path), path.open("rb") as lines:
-            lines.seek(offset)
+            if offset:
+                lines.seek(offset)
             for line in lines:
                 if line.strip():
                     yield RawRow(path, ShardPosition(shard, row, offset), line)
