@@ -27,9 +27,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.made_up_cards import Cards, environments
+from tests.warm_commands import fits, run_warm
 
 # How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("trainkit", deadline=None)
+hypothesis.settings.register_profile("trainkit", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("trainkit")
 pytest_plugins = ["tests.hub_server.server", "tests.made_up_plans", "tests.made_up_recipes", "tests.tiers"]
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,13 +73,13 @@ def clean_environment(tmp_path: Path, extension_cache: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def trainkit(tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
+def trainkit(request: pytest.FixtureRequest, tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
     """Call `trainkit WORDS…` in an empty folder; the call is bounded in time and never reads a terminal."""
-    return call_trainkit(tmp_path, clean_environment)
+    return call_trainkit(tmp_path, clean_environment, warm=request.node.get_closest_marker("cli") is not None)
 
 
-def call_trainkit(folder: Path, environment: Mapping[str, str]) -> Trainkit:
-    """The real command in a process of its own."""
+def call_trainkit(folder: Path, environment: Mapping[str, str], *, warm: bool = False) -> Trainkit:
+    """The command in a process of its own. warm: it need not start as for users (tests/warm_commands.py)."""
 
     def call(
         *words: str,
@@ -87,10 +89,13 @@ def call_trainkit(folder: Path, environment: Mapping[str, str]) -> Trainkit:
         stdin: str = "",
         prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
+        variables = {**environment, **(environ or {})}
+        if warm and not prefix and fits(environ or {}):
+            return run_warm(words, cwd or folder, variables, stdin, timeout)
         return subprocess.run(
             [*prefix, sys.executable, "-m", "trainkit", *words],
             cwd=cwd or folder,
-            env={**environment, **(environ or {})},
+            env=variables,
             input=stdin,
             capture_output=True,
             text=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.unused_port import unused_port
 from trainkit.errors import Origin
 from trainkit.launch_plan.model import Plan, Text, Variable, bind_words
 from trainkit.machine.facts import Facts, Gpu
@@ -112,13 +112,6 @@ def here(machine: Callable[..., Facts]) -> Facts:
     return machine(0, cores=2, executable=sys.executable)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -136,7 +129,7 @@ def run_bare(tmp_path: Path) -> Runner:
             Variable.RUN_DIR: str(run_dir),
             Variable.RESUME: plan.resume.path or "",
             Variable.ATTEMPT_DIR: str(run_dir / "attempts" / "1"),
-            Variable.PORT: str(port or _free_port()),
+            Variable.PORT: str(port or unused_port()),
             Variable.NODE_RANK: str(node_rank),
             Variable.MASTER_ADDR: "127.0.0.1",
             Variable.LOCAL_ADDR: "127.0.0.1",
@@ -154,7 +147,7 @@ def run_bare(tmp_path: Path) -> Runner:
 @pytest.fixture
 def free_port() -> int:
     """A port that nobody listens on just now."""
-    return _free_port()
+    return unused_port()
 
 
 @pytest.fixture

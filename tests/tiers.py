@@ -3,8 +3,9 @@
 `unit` starts no process and imports no training library; it is what a bare `pytest` runs. `cli` calls the command line
 and starts small processes, `torch` imports torch and the libraries around it, `cluster` submits jobs to a Slurm of its
 own (as root and with Debian's packages, else it skips), `e2e` starts real launchers and ranks, `campaign` runs for
-minutes to hours and is left to people. A folder has a tier; a file or a test may name another:
-``pytestmark = pytest.mark.torch``.
+minutes to hours. A folder has a tier; a file or a test may name another: ``pytestmark = pytest.mark.torch``.
+
+`smoke` is no tier of its own but a choice from `e2e` and `cluster`: what `scripts/test` runs of them (``SMOKE``).
 """
 
 from __future__ import annotations
@@ -25,11 +26,48 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import hypothesis
 import psutil
 import pytest
 from packaging.requirements import Requirement  # comes with pytest
 
 TIERS = ("unit", "cli", "torch", "cluster", "e2e", "campaign")
+# Each launcher trains, is killed and resumes; one run hangs, one is a job of a scheduler, one uploads; what a user does
+# first works. A node id stands here, or what a parametrised one begins with.
+SMOKE = (
+    *(
+        f"e2e/test_plan_is_run.py::test_the_processes_that_start_are_those_of_the_bound_plan[{case}]"
+        for case in ("python-1", "torchrun-2", "accelerate-2", "deepspeed-2")
+    ),
+    *(
+        f"e2e/test_kill_matrix.py::test_a_signal_ends_everything_with_the_documented_code[{case}]"
+        for case in (
+            "python-TERM-trainkit-step",
+            "torchrun-KILL-trainkit-step",
+            "accelerate-TERM-launcher-step",
+            "deepspeed-KILL-launcher-step",
+        )
+    ),
+    *(
+        f"e2e/test_train_through_launchers.py::test_an_interrupted_run_is_resumed_as_if_it_had_never_stopped[{case}]"
+        for case in ("single", "ddp", "zero2")
+    ),
+    "e2e/test_same_losses.py::test_a_strategy_gives_the_losses_and_norms_of_a_single_process[fsdp]",
+    "e2e/test_in_force.py::test_ranks_that_do_something_else_end_the_run[fsdp-ddp",
+    "e2e/test_torch_scripts.py::test_a_program_starts_in_the_folder_that_the_line_goes_to[torchrun",
+    "e2e/test_hf_scripts.py::test_a_single_process_is_one_and_goes_on_from_what_an_earlier_run_left",
+    "e2e/test_accelerate_scripts.py::test_one_process_computes_in_the_format_of_the_recipe[accelerate]",
+    "e2e/test_resume.py::test_usr1_saves_at_the_next_step_and_the_run_goes_on",
+    "e2e/test_hangs.py::test_the_rank_that_holds_the_others_up_is_named_and_a_slow_one_is_not",
+    "e2e/test_right_card.py::test_each_rank_has_the_chosen_card[torchrun select: [2, 0]]",
+    "e2e/test_bad_input.py::test_a_loss_that_is_no_number_names_its_step_and_leaves_the_last_checkpoint",
+    "e2e/test_export.py::test_exported_weights_have_the_evaluation_loss_of_the_run[fsdp]",
+    "e2e/test_push_to_hub.py::test_two_ranks_upload_each_save_with_a_checkpoint_to_resume_from",
+    "e2e/test_documentation.py::test_every_command_runs_as_printed_and_in_this_order[README]",
+    "e2e/test_wizard_in_a_terminal.py::test_reasons_the_way_back_refusals_and_leaving_without_loss",
+    "launch_plan/test_shell_script.py::test_the_script_runs_the_plan[torchrun-2]",
+    "cluster/test_submitted.py::test_a_job_whose_time_is_up_goes_on_bit_equal_in_the_same_run_directory[ddp",
+)
 OF_FOLDER = {
     "cli": "cli",
     "runner": "cli",
@@ -58,11 +96,12 @@ HEAVY = (
 _MARK = re.compile(rf"^pytestmark = \[?\s*pytest\.mark\.({'|'.join(TIERS)})\b", re.MULTILINE)
 _ANY_MARK = re.compile(rf"@pytest\.mark\.({'|'.join(TIERS)})\b")
 TESTS = Path(__file__).parent
+CHOICES = (*TIERS, "smoke")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier unit,cli`: which tiers to run."""
-    parser.addoption("--tier", default="", help=f"tiers to run, with commas between: {', '.join(TIERS)}, or all")
+    parser.addoption("--tier", default="", help=f"tiers to run, with commas between: {', '.join(CHOICES)}, or all")
 
 
 def chosen(config: pytest.Config) -> frozenset[str]:
@@ -70,11 +109,17 @@ def chosen(config: pytest.Config) -> frozenset[str]:
     asked = config.getoption("--tier")
     if asked:
         tiers = TIERS if asked == "all" else tuple(asked.split(","))
-        if unknown := set(tiers) - set(TIERS):
-            raise pytest.UsageError(f"--tier knows {', '.join(TIERS)} and all, not {', '.join(sorted(unknown))}")
+        if unknown := set(tiers) - set(CHOICES):
+            raise pytest.UsageError(f"--tier knows {', '.join(CHOICES)} and all, not {', '.join(sorted(unknown))}")
         return frozenset(tiers)
     bare = config.args_source == pytest.Config.ArgsSource.TESTPATHS and not config.getoption("-m")
     return frozenset(("unit",)) if bare else frozenset(TIERS) - {"campaign"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """More examples where everything is asked for, before a test file makes settings of its own from these."""
+    if "e2e" in config.getoption("--tier"):
+        hypothesis.settings.load_profile("thorough")
 
 
 def tier_of(path: Path) -> str:
@@ -88,6 +133,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not collection_path.name.startswith("test_") or TESTS not in collection_path.parents:
         return None
     tiers = {tier_of(collection_path), *_ANY_MARK.findall(collection_path.read_text())}
+    if any(each.startswith(f"{collection_path.relative_to(TESTS).as_posix()}::") for each in SMOKE):
+        tiers.add("smoke")
     return True if not tiers & chosen(config) else None
 
 
@@ -125,16 +172,22 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its tier, leave out those of other tiers, skip those whose libraries are missing."""
     wanted, left = chosen(config), []
+    smoke: set[str] = set()
     for item in list(items):
         tier = next((mark.name for mark in item.iter_markers() if mark.name in TIERS), "") or tier_of(item.path)
         item.add_marker(tier)
-        if tier not in wanted:
+        known = next((each for each in SMOKE if item.nodeid.removeprefix("tests/").startswith(each)), "")
+        smoke.add(known)
+        if tier not in wanted and not (known and "smoke" in wanted):
             items.remove(item)
             left.append(item)
         elif absent := missing(tier):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {absent}"))
         elif unmet := [reason for mark in item.iter_markers("needs") for each in mark.args if (reason := lacks(each))]:
             item.add_marker(pytest.mark.skip(reason="; ".join(unmet)))
+    whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS and not config.getoption("keyword")
+    if whole and "smoke" in wanted and not missing("e2e") and (stale := sorted(set(SMOKE) - smoke)):
+        raise pytest.UsageError(f"tests/tiers.py: SMOKE names tests that do not exist: {', '.join(stale)}")
     config.hook.pytest_deselected(items=left)
     # Longest first, so that the workers end together: launchers before units, and among the former those on DeepSpeed's
     # engine (test_accelerate_…, test_deepspeed_…, test_hf_…) last, for its op is being built meanwhile.
@@ -144,6 +197,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (order[tier_of(item.path)], place[item.path]))
 
 
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether everything is asked for (`scripts/test --all`): a test that else tries a part of its cases tries all."""
+    return "e2e" in pytestconfig.getoption("--tier")
+
+
 EXTENSIONS = "TRAINKIT_TEST_EXTENSIONS"
 
 
@@ -151,7 +210,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Build the op that DeepSpeed's engine needs on a CPU beside the tests, as each rank would wait for it."""
     config = session.config
     worker = "PYTEST_XDIST_WORKER" in os.environ
-    asked = "e2e" in config.getoption("--tier")  # not for a few files named by hand, which seldom need the op
+    # Not for a few files named by hand, which seldom need the op.
+    asked = {"e2e", "smoke"} & set(config.getoption("--tier").split(","))
     if worker or not asked or EXTENSIONS in os.environ or missing("e2e"):
         return
     folder = tempfile.TemporaryDirectory(prefix="trainkit-extensions-")

@@ -12,13 +12,12 @@ import pytest
 
 from tests.loaded_scripts import run_script, script
 
-pytestmark = pytest.mark.torch
-
 
 def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_script("campaign/faults", "--workers", "2", "--strategies", "single", *words, cwd=folder)
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc compiles the calls that fail")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD")
 def test_a_run_whose_calls_fail_is_as_promised(tmp_path: Path) -> None:
@@ -28,6 +27,7 @@ def test_a_run_whose_calls_fail_is_as_promised(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # nothing was found to keep
 
 
+@pytest.mark.e2e
 def test_commands_that_cannot_write_are_as_promised(tmp_path: Path) -> None:
     done = campaign(tmp_path, "--only", "commands", "--cases", "2", "--seed", "2")
     if "not made here: " in done.stdout:

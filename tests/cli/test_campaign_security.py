@@ -21,7 +21,7 @@ from security_judge import Attack, outcome_of
 from tests.loaded_scripts import SCRIPTS, run_script
 
 
-@pytest.mark.torch
+@pytest.mark.e2e
 def test_what_strangers_give_is_data(tmp_path: Path) -> None:
     words = ["--seed", "501", "--cases", "24", "--strategies", "single"]
     words += ["--only", "pickles,checkpoints,recipes,imports,shared folders,hub"]
@@ -49,6 +49,7 @@ BELIEVED = (
 COMES_UP = ("all of this: ends (told|dumped)", "orders of rank 0 to a file: ends dumped")
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("namespace")
 def test_run_directories_reach_nothing_but_themselves(tmp_path: Path) -> None:
     words = ["--seed", "2611", "--cases", "12", "--match", f"^({'|'.join((*BELIEVED, *COMES_UP))})$"]

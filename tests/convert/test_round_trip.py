@@ -142,10 +142,13 @@ def variants(recipe: str) -> Iterator[str]:
     yield from yaml.safe_load(Path(SHIPPED[recipe]).read_text()).get("variants", {})
 
 
-def cases() -> Iterator[Case]:
-    """Every shipped recipe with its variants, two of them under every preset, and recipes of our own."""
+def cases(thorough: bool) -> Iterator[Case]:
+    """Shipped recipes and our own; thorough: with all variants, and two of them under every preset too."""
+    yield from (Case(name) for name in OWN)
+    yield from (Case(recipe) for recipe in RECIPES)
+    if not thorough:
+        return
     for recipe in RECIPES:
-        yield Case(recipe)
         for variant in variants(recipe):
             yield Case(recipe, variant, machine="m3-max" if variant == "mps" else "2x3090")
     for recipe in ("recipes/quickstart", "recipes/hf-glue-mrpc"):
@@ -153,7 +156,6 @@ def cases() -> Iterator[Case]:
             yield from (Case(recipe, None, (strategy, each)) for each in PRESETS["precision"])
             yield Case(recipe, None, (strategy, "devices/cpu"), "laptop-cpu")
         yield from (Case(recipe, None, (each,), machine) for each, machine in DEVICES.items())
-    yield from (Case(name) for name in OWN)
 
 
 def planned(case: Case, cwd: Path) -> Context:
@@ -218,11 +220,13 @@ def bare(files: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.mark.cli
 @pytest.mark.parametrize("tool", EXPORTS)
-def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files(tool: str, tmp_path: Path) -> None:
+def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files(
+    tool: str, tmp_path: Path, thorough: bool
+) -> None:
     compared_keys: set[str] = set()
     promised: set[str] = set()
     count = 0
-    for number, case in enumerate(cases()):
+    for number, case in enumerate(cases(thorough)):
         cwd = tmp_path / str(number)
         cwd.mkdir()
         try:
@@ -240,7 +244,7 @@ def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files
         compared_keys |= set(keys)
         promised |= carried(context, tool) - UNTRIED
         count += 1
-    assert count >= {"accelerate": 150, "deepspeed": 50, "hf": 60}[tool]
+    assert count >= ({"accelerate": 150, "deepspeed": 50, "hf": 60}[tool] if thorough else 15)
     assert not {key for key in promised if not any(lies_in(each, {key}) for each in compared_keys)}
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.unused_port import unused_port
 from trainkit.errors import Origin
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
@@ -91,20 +91,13 @@ def _asked(environment: Mapping[str, str]) -> list[dict[str, Any]]:
     return asked
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_the_plugin_holds_the_same_whether_by_the_plans_file_or_by_accelerates_own_keys(
     clean_environment: dict[str, str],
 ) -> None:
     environ = {**clean_environment, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / "accelerate_plugin.py")],
-        input=json.dumps(_asked({**RANK, "MASTER_PORT": str(_free_port())})),
+        input=json.dumps(_asked({**RANK, "MASTER_PORT": str(unused_port())})),
         env={**environ, **RANK},
         capture_output=True,
         text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import Any
 
 import pytest
 from supervised_run import SupervisedRun, wait_for
+
+from tests.unused_port import unused_port
 
 AFTER = 3  # seconds
 
@@ -154,9 +155,7 @@ def test_a_program_without_an_optimizer_moves_while_it_joins_collectives(tmp_pat
 
 
 def test_a_rank_that_has_ended_on_another_node_is_named_and_the_run_ended_for_it(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting: dict[str, Any] = {"count": 2, "rendezvous": f"127.0.0.1:{probe.getsockname()[1]}"}
+    meeting: dict[str, Any] = {"count": 2, "rendezvous": f"127.0.0.1:{unused_port()}"}
     nodes: list[HangingRun] = []
     try:
         for node in range(2):

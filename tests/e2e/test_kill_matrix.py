@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 from supervised_run import SupervisedRun, wait_for
+
+from tests.unused_port import unused_port
 
 GRACE = 2.0
 LIMIT = GRACE + 10.0
@@ -320,9 +321,7 @@ def test_usr1_to_all_processes_of_a_job_ends_none_and_reaches_the_programs(runs:
 
 
 def test_two_nodes_are_one_run_and_the_first_shows_the_first_rank(runs: Any, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    meeting = f"127.0.0.1:{unused_port()}"
     nodes = []
     for number in range(2):
         folder = tmp_path / str(number)

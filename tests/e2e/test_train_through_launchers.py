@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unused_port import unused_port
+
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 RECIPE = """\
 version: 1
@@ -126,7 +128,7 @@ def interrupt_after(steps: int, words: list[str], folder: Path, environ: dict[st
 
 
 def test_two_nodes_run_one_plan_and_meet(trainkit: Trainkit, clean_environment: dict[str, str], folder: Path) -> None:
-    port = free_port()
+    port = unused_port()
     words = ["run", "recipe.yaml", "name=two", "--with", "strategy/ddp", "nodes.count=2", "nodes.processes_per_node=1"]
     words += [f"nodes.rendezvous=127.0.0.1:{port}"]
     alone = trainkit(*words, timeout=60)
@@ -156,15 +158,6 @@ def test_two_nodes_run_one_plan_and_meet(trainkit: Trainkit, clean_environment: 
     assert one_node.returncode == 0, one_node.stderr
     together = losses(only_run(folder, "two"))  # one run directory
     assert together == pytest.approx(losses(only_run(folder, "one")), rel=1e-5)
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    import socket
-
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def test_a_script_chooses_its_checkpoint_each_time_that_it_runs(
