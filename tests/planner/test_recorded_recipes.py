@@ -77,10 +77,14 @@ def requests(name: str, presets: Iterator[tuple[str, ...]]) -> Iterator[Request]
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recorded_recipe_is_planned_as_the_one_that_was_submitted(name: str, machine: Machine) -> None:
+def test_a_recorded_recipe_is_planned_as_the_one_that_was_submitted(
+    name: str, machine: Machine, thorough: bool
+) -> None:
     facts = machine(8, packages=PACKAGES)
     planned, presets = 0, cycle(PRESETS)
     for request in requests(name, presets):
+        if not thorough and request.variant is not None and request.overrides:
+            continue  # programs of every kind are tried with the recipe itself
         try:
             resolved = resolve(request, FILES)
         except RecipeError:  # nothing is recorded of what does not resolve

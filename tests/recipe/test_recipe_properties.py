@@ -84,7 +84,7 @@ PIECES = st.sampled_from(
         "[[[[",
     ]
 )
-BOUNDED = settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
+BOUNDED = settings(derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def attempt(text: str | bytes, **request: Any) -> None:
