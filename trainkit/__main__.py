@@ -25,12 +25,10 @@ def main() -> None:
     # Imports allocate much and drop little: with the default of 700 the collector searches in vain a hundred times.
     gc.set_threshold(100_000)
     try:
-        from trainkit.cli.boundary import run_command_line
+        from trainkit.cli.boundary import leave, run_command_line
     except KeyboardInterrupt:  # on a slow file system even these imports take time
         sys.exit(130)
-    code = run_command_line(sys.argv[1:])
-    gc.disable()  # the interpreter would search everything once more before it ends
-    sys.exit(code)
+    leave(run_command_line(sys.argv[1:]))
 
 
 if __name__ == "__main__":

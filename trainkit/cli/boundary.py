@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import errno
@@ -11,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from trainkit import __version__
 from trainkit.errors import Diagnostic, ExitCode, MachineError, TrainkitError, UsageError, refusal
@@ -58,6 +60,15 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the boundary: what is left is an error of the system or a bug of ours
         return _explain(error, arguments)
     return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. To free every object, one by one, takes the interpreter a third as long as a plan."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the reader is gone, or the disk full: the exit code has to do
+            stream.flush()
+    os._exit(code)
 
 
 def _explain(error: Exception, arguments: Sequence[str]) -> int:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from typer import Option
+import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import Disk, modeline, working_folder, write_file
-from trainkit.cli.options import Force
+from trainkit.cli.options import Force, Option
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import is_there
 
@@ -43,7 +42,7 @@ OWN_OPTIONS = {"-o": False, "--output": False}
 
 
 def import_(
-    context: typer.Context,
+    context: click.Context,
     *,
     output: Output = None,
     kind: Kind = None,

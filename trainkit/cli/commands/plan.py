@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer import Option
+import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import write_file
-from trainkit.cli.options import Json, On, Presets, Variant
+from trainkit.cli.options import Json, On, Option, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
 from trainkit.files import is_there, parse_json, read_whole
@@ -38,7 +37,7 @@ Output = Annotated[str | None, Option("--output", metavar="FOLDER", help="Where 
 
 
 def plan(
-    context: typer.Context,
+    context: click.Context,
     *,
     presets: Presets = None,
     variant: Variant = None,
@@ -76,7 +75,7 @@ def plan(
         other = other_plan(diff, facts) if diff is not None else None
         write_plan(planned.plan, resolved, other, as_json=as_json, shell=shell)
     if planned.plan.blockers:
-        raise typer.Exit(ExitCode.MACHINE)
+        raise click.exceptions.Exit(ExitCode.MACHINE)
 
 
 def write_plan(plan: Plan, resolved: Resolved, other: Plan | None, *, as_json: bool, shell: bool) -> None:

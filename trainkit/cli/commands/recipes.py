@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Argument, Option
+import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.disk import MACHINES, MODELINE, Disk, modeline, write_file
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
-from trainkit.cli.options import Force, Json, On, Presets, Variant
+from trainkit.cli.options import Argument, Force, Json, On, Option, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.files import is_there
@@ -47,7 +46,7 @@ def ls(
         return
     if not found:
         sys.stderr.write(f"nothing shipped has {pattern!a} in its name; `trainkit ls` shows all\n")
-        raise typer.Exit(ExitCode.USAGE)
+        raise click.exceptions.Exit(ExitCode.USAGE)
     write_text(table((name, description) for name, _, description in found))
 
 
@@ -94,7 +93,7 @@ def cp(
     write_text(f"{target}\n")
 
 
-def check(context: typer.Context, presets: Presets = None, as_json: Json = False) -> None:
+def check(context: click.Context, presets: Presets = None, as_json: Json = False) -> None:
     """Validate recipes without planning or starting anything. Exit code 2 means that one of them is wrong.
 
     RECIPE is a file, a run directory or a shipped name, or a program with its
@@ -122,7 +121,7 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
     if as_json:
         sys.stdout.write(json.dumps(reports, indent=2) + "\n")
     if not all(report["valid"] for report in reports):
-        raise typer.Exit(ExitCode.USAGE)
+        raise click.exceptions.Exit(ExitCode.USAGE)
 
 
 def judge(
@@ -161,7 +160,7 @@ def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
 
 
 def explain(
-    context: typer.Context,
+    context: click.Context,
     presets: Presets = None,
     variant: Variant = None,
     machine: On = None,
@@ -197,7 +196,7 @@ def explain(
 
 
 def _explained(
-    context: typer.Context, presets: Sequence[str] | None
+    context: click.Context, presets: Sequence[str] | None
 ) -> tuple[str | OwnProgram | None, list[str], list[str]]:
     """What a line of `explain` is about: the recipe or the program, the keys, the overrides."""
     from trainkit.recipe.schema import fields

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer import Option
+import click
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.options import Presets, Variant
+from trainkit.cli.options import Option, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 from trainkit.schedulers.base import Allocation, Place, in_step, place_in
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    context: typer.Context,
+    context: click.Context,
     presets: Presets = None,
     variant: Variant = None,
     node_rank: Annotated[
@@ -53,10 +52,10 @@ def run(
     resolved = resolve_line(context, presets, variant)
     as_step(resolved.recipe)
     if node_rank is None and resolved.recipe.nodes.count > 1 and in_step(os.environ):
-        raise typer.Exit(run_beside_others(resolved))
+        raise click.exceptions.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
 
-    raise typer.Exit(execute(requested(resolved, node_rank)))
+    raise click.exceptions.Exit(execute(requested(resolved, node_rank)))
 
 
 def run_beside_others(resolved: Resolved) -> int:
@@ -117,7 +116,7 @@ def as_step(recipe: Recipe) -> None:
         from trainkit.schedulers.jobs.node import run_step
 
         runs = Path(recipe.output.root).absolute() / recipe.name
-        raise typer.Exit(run_step(place, recipe.nodes.count, runs, os.environ))
+        raise click.exceptions.Exit(run_step(place, recipe.nodes.count, runs, os.environ))
 
 
 def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Place | None) -> None:

@@ -15,11 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Argument, Option
+import click
 
 from trainkit.cli.diagnostics import one_line, write_text
-from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
+from trainkit.cli.options import Argument, Json, Option, Root, Run
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
 from trainkit.text import counted, listed, table
@@ -33,18 +32,10 @@ if TYPE_CHECKING:
 
 _LAST = 10  # lines of a log
 _WIDEST = 32  # characters of a program's name in a list
-app = typer.Typer(
-    name="runs",
-    cls=CommandGroup,
-    help="List, show and prune run directories.",
-    no_args_is_help=True,
-    add_completion=False,
-)
 
 Name = Annotated[str | None, Argument(metavar="[NAME]", help="Only runs of this name.")]
 
 
-@app.command("list", cls=Command)
 def list_runs(
     name: Name = None,
     root: Root = "runs",
@@ -94,7 +85,6 @@ def known_roots() -> list[str]:
     return noted_roots(os.environ)
 
 
-@app.command("show", cls=Command)
 def show(
     run: Run = None,
     root: Root = "runs",
@@ -142,7 +132,6 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
             yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
-@app.command("prune", cls=Command)
 def prune(
     name: Name = None,
     root: Root = "runs",
@@ -168,8 +157,8 @@ def prune(
     if not yes:
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
-            yes = typer.confirm(f"remove {what} with all checkpoints?")
-        except typer.Abort as abort:  # Ctrl-D leaves the cursor behind the question
+            yes = click.confirm(f"remove {what} with all checkpoints?")
+        except click.Abort as abort:  # Ctrl-D leaves the cursor behind the question
             sys.stdout.write("\n")
             raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
     if not yes:

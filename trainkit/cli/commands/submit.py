@@ -7,11 +7,10 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer import Option
+import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
-from trainkit.cli.options import Presets, Variant
+from trainkit.cli.options import Option, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 
@@ -24,7 +23,7 @@ NO_CLUSTER = "the recipe names no cluster to submit to"
 
 
 def submit(  # noqa: PLR0917 - a command's options
-    context: typer.Context,
+    context: click.Context,
     presets: Presets = None,
     variant: Variant = None,
     at_most: Annotated[
@@ -62,7 +61,7 @@ def submit(  # noqa: PLR0917 - a command's options
     if wait or follow:
         from trainkit.schedulers.jobs.following import wait_for
 
-        raise typer.Exit(wait_for(layout, show=follow))
+        raise click.exceptions.Exit(wait_for(layout, show=follow))
 
 
 def planned_job(resolved: Resolved) -> Planned:
@@ -80,7 +79,7 @@ def planned_job(resolved: Resolved) -> Planned:
     return planned
 
 
-def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
+def submit_all(context: click.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
     from trainkit.schedulers.jobs.arrays import Task, array_script, differences, same_uploads, submit_array
     from trainkit.schedulers.jobs.submitting import undisturbed
@@ -117,7 +116,7 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
         from trainkit.schedulers.jobs.following import wait_for
 
         codes = [wait_for(layout, show=False) for layout in layouts]
-        raise typer.Exit(next((code for code in codes if code), 0))
+        raise click.exceptions.Exit(next((code for code in codes if code), 0))
 
 
 ALL, SHOWN = "all", "RUN_DIRECTORY"
@@ -185,9 +184,9 @@ def hold(plan: Plan, resolved: Resolved) -> int:
 
 
 def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
-    """Submit, and say what was submitted; the run directory. A run that is held here ends here: typer.Exit."""
+    """Submit, and say what was submitted; the run directory. A run that is held here ends here: Exit."""
     if plan.job is not None and plan.job.hosts:
-        raise typer.Exit(hold(plan, resolved))
+        raise click.exceptions.Exit(hold(plan, resolved))
     from trainkit.schedulers.jobs.submitting import submit as submit_plan
     from trainkit.schedulers.jobs.submitting import undisturbed
 
