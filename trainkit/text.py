@@ -17,7 +17,11 @@ def harmless(text: str) -> str:
 
     Names of files, values of recipes and records of runs come from others, and may hold escape sequences.
     """
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+    if not text.isprintable():
+        for char in set(text) - {"\n", "\t"}:
+            if not char.isprintable():
+                text = text.replace(char, "\ufffd")
+    return text
 
 
 def script_word(text: str) -> str:

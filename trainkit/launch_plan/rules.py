@@ -104,9 +104,9 @@ OWN_CHECKPOINT = unsupported(
 
 def way(table: Table, key: str) -> Support | None:
     """The table's entry for a key; None where it has none."""
-    parts = key.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
-    return next((table[prefix] for prefix in prefixes if prefix in table), None)
+    while key not in table and key:
+        key = key.rpartition(".")[0]
+    return table.get(key)
 
 
 def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnostic]:

@@ -17,7 +17,8 @@ from trainkit.recipe.secrets import (
     secret_arguments,
     why_secret,
 )
-from trainkit.recipe.yaml_reader import Dialect, Document, Mark, Problem, compose_bytes, printable
+from trainkit.recipe.yaml_reader import LONGEST, Dialect, Document, Mark, Problem, compose_bytes
+from trainkit.text import harmless
 
 ARGUMENTS = "program.args"
 VARIANTS = "variants"
@@ -103,7 +104,7 @@ def page(name: str, strength: int, source: str, document: Document) -> Page:
             following = min((each.line for each in document.values.values() if each.line > mark.line), default=None)
             end = following - 1 if following else len(lines)
             lines[mark.line : end] = [MASK] * (end - mark.line)
-    return Page(name, strength, source, tuple(map(printable, lines)))
+    return Page(name, strength, source, tuple([harmless(line[:LONGEST]) for line in lines]))
 
 
 def file_layer(page: Page, base: str, document: Document) -> Layer:

@@ -35,20 +35,19 @@ class Merge:
             name, modifier = split_modifier(raw, path)
             key = f"{path}.{name}" if path else name
             origin = _origin(layer, key)
-            replaced = f"dropped: {key} is replaced as a whole by {origin.place}"
             if modifier == "+":
                 self._append(layer, target, name, key, value)
             elif isinstance(value, Mapping):
                 self.places[key] = origin
                 # A mapping over a scalar or a list: there is nothing below to merge with.
                 if modifier == "!" or not isinstance(target.get(name), dict):
-                    self._drop(key, replaced)
-                    self._drop(f"{key}.", replaced)
+                    if name in target:
+                        self._replace(key, origin, itself=True)
                     target[name] = {}
                 self.add(layer, target[name], value, key)
             else:
                 if isinstance(target.get(name), dict):
-                    self._drop(f"{key}.", replaced)
+                    self._replace(key, origin)
                 target[name] = deepcopy(value)  # a list may hold mappings, and interpolation writes into them
                 self._record(layer, key, Entry(_shown(key, value), origin))
 
@@ -94,6 +93,13 @@ class Merge:
                 if dot and position.isdecimal():
                     self.places[f"{list_prefix}{int(position) + skip}.{setting}"] = origin
 
+    def _replace(self, key: str, by: Origin, *, itself: bool = False) -> None:
+        """Mark every entry below the key as without effect. itself: the key's own, too."""
+        note = f"dropped: {key} is replaced as a whole by {by.place}"
+        if itself:
+            self._drop(key, note)
+        self._drop(f"{key}.", note)
+
     def _drop(self, prefix: str, note: str, keep: str = "") -> None:
         """Mark every entry at the prefix as without effect. A prefix with a final dot means what lies below it."""
         below = prefix.endswith(".")
@@ -124,12 +130,14 @@ def _count_hosts(state: Merge) -> None:
 
 def value_at(tree: object, key: str, absent: Any = None) -> Any:
     """The value at a dotted key of a tree, `absent` where there is none. Names with dots in them are found too."""
-    if not isinstance(tree, Mapping):
-        return absent
-    if key in tree:
-        return tree[key]
-    head, dot, rest = key.partition(".")
-    return value_at(tree.get(head), rest, absent) if dot else absent
+    while isinstance(tree, Mapping):
+        if key in tree:
+            return tree[key]
+        head, dot, key = key.partition(".")
+        if not dot:
+            break
+        tree = tree.get(head)
+    return absent
 
 
 def split_modifier(raw: str, prefix: str) -> tuple[str, str]:

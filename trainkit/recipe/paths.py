@@ -109,8 +109,10 @@ def attach(
     attachments: dict[str, Attachment] = {}
     found: list[Diagnostic] = []
     for key, declared in schema().settings.items():
+        if declared[0].reads != "content":
+            continue
         value = state.get(key)
-        if declared[0].reads != "content" or not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value:
             continue
         entry = state.history[key][-1]
         path = absolute(value, bases[entry.origin.strength])

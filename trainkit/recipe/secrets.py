@@ -112,6 +112,8 @@ def mask_values(text: str) -> str:
 
 def _mask_values(text: str) -> str:
     text = _BY_VALUE.sub(lambda match: f"{match['user'] or ''}{MASK}", text)
+    if "=" not in text:
+        return text
     shown, position = [], 0
     for match, end in _set_secrets(text):
         shown += [text[position : match.end()], MASK]
@@ -187,10 +189,12 @@ def _says_password(words: Sequence[str]) -> bool:
 
 def why_secret(name: str, value: object) -> Literal["", "name", "value"]:
     """What tells that a value under a name is a secret; empty where it is none."""
-    if _is_secret_by_name(name, value):
+    if is_secret_name(name) and _is_secret_by_name(name, value):
         return "name"
+    if not isinstance(value, str):
+        return ""
     known = mask_values if name == "image" else _mask_values
-    return "value" if isinstance(value, str) and known(value) != value else ""
+    return "value" if known(value) != value else ""
 
 
 def _is_secret_by_name(name: str, value: object) -> bool:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from trainkit.text import harmless
+
 # Far above any recipe: a data file that is named by mistake is refused before it is parsed.
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -243,11 +245,7 @@ class Document:
     warnings: tuple[Problem, ...]
 
 
-def printable(line: str) -> str:
-    """The line, cut to a length that can be shown, with control characters made visible."""
-    return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line[:500])
-
-
+LONGEST = 500  # characters of a line that is shown
 # Bounds far above any recipe: a small file must not take minutes, or all memory, to be refused.
 MAX_DEPTH = 32  # of twice as many, a key's and its value's, Python's stack and OmegaConf can still make a config
 MAX_VALUES = 100_000
@@ -268,7 +266,7 @@ def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
         line = failure.problem.mark.line
         # Of what is no text nothing is shown: a recipe may name /proc/self/environ.
         start = [] if b"\0" in data else data[: 2**20].decode("utf-8", "replace").splitlines()
-        shown = tuple(printable(text) for text in start[:line])
+        shown = tuple(harmless(text[:LONGEST]) for text in start[:line])
         return Document({}, {}, {}, shown, (failure.problem,), ())
     return compose(text, dialect)
 

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.config import JsonDict
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
 
 # The upper bound of every number that declares none: what is larger only overflows, or fills the memory.
 MOST = 10**12
@@ -34,11 +36,6 @@ class Section(BaseModel):
     # The setting that a single value sets where the section is not written as a mapping (`precision: bf16`).
     short_form: ClassVar[str] = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _expand(cls, value: Any) -> Any:
-        return {cls.short_form: value} if cls.short_form and isinstance(value, (str, int, float)) else value
-
     @property
     def is_read(self) -> bool:
         """Whether the run reads what the section names."""
@@ -48,7 +45,20 @@ class Section(BaseModel):
         """What several settings say against one another, a line each."""
         yield from ()
 
-    @model_validator(mode="after")
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """How the section is validated; a function of Python's takes part only where the section has need of it."""
+        made = handler(source)
+        if cls.short_form:
+            made = no_info_before_validator_function(cls._expand, made)
+        if cls._contradictions is not Section._contradictions:
+            made = no_info_after_validator_function(cls._agree, made)
+        return made
+
+    @classmethod
+    def _expand(cls, value: Any) -> Any:
+        return {cls.short_form: value} if isinstance(value, (str, int, float)) else value
+
     def _agree(self) -> Self:
         if found := "\n".join(self._contradictions()):
             raise ValueError(found)
@@ -84,9 +94,12 @@ def setting(
     lines: its texts may have several lines, tabs and the like; those of other settings hold no control character.
     constraints: pydantic's (``ge``, ``le``, ``pattern``, ``min_length``, …).
     """
-    named = (("unit", unit), ("flag", flag), ("reads", reads), ("missing", missing), ("lines", lines))
-    extra: JsonDict = {name: value for name, value in named if value}
-    extra |= {"words": [*words]} if words else {}
+    extra: JsonDict = {}
+    for name, value in (("unit", unit), ("flag", flag), ("reads", reads), ("missing", missing), ("lines", lines)):
+        if value:
+            extra[name] = value
+    if words:
+        extra["words"] = [*words]
     if constraints.keys() & {"ge", "gt"} and not constraints.keys() & {"le", "lt"}:
         constraints["le"] = MOST
     return Field(default, description=description, alias=alias, json_schema_extra=extra or None, **constraints)

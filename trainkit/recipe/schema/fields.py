@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -63,10 +64,9 @@ class Schema:
         found = self.settings.get(key, ())
         return next((each for each in found if each.variant == kind), found[0] if found else None)
 
-    def all_settings(self) -> Iterator[Setting]:
+    def all_settings(self) -> list[Setting]:
         """Every setting, in the order of declaration."""
-        for declared in self.settings.values():
-            yield from declared
+        return list(chain.from_iterable(self.settings.values()))
 
 
 @cache
@@ -81,13 +81,13 @@ def schema() -> Schema:
 @cache
 def path_keys() -> tuple[str, ...]:
     """Settings that name files or folders of the user's."""
-    return tuple(key for key, declared in schema().settings.items() if any(each.reads for each in declared))
+    return tuple(dict.fromkeys([each.key for each in schema().all_settings() if each.reads]))
 
 
 @cache
 def open_keys() -> frozenset[str]:
     """Settings whose keys are the user's own words."""
-    return frozenset(each.key for each in schema().all_settings() if each.open)
+    return frozenset({each.key for each in schema().all_settings() if each.open})
 
 
 def split_key(key: str) -> list[str]:
@@ -102,7 +102,7 @@ def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted key as the tree of a recipe."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
-        *sections, name = split_key(key)
+        *sections, name = key.split(".") if key in schema().settings else split_key(key)
         target = tree
         for section in sections:
             target = target.setdefault(section, {})
@@ -130,7 +130,7 @@ def short_forms() -> Mapping[str, str]:
 def defaults(kinds: Mapping[str, str]) -> dict[str, Any]:
     """Every setting's default as a tree, for tagged sections of the given kinds."""
     settings = schema().all_settings()
-    chosen = (each for each in settings if each.variant in ("", kinds.get(each.key.rpartition(".")[0])))
+    chosen = [each for each in settings if each.variant in ("", kinds.get(each.key.rpartition(".")[0]))]
     return nest({each.key: each.default for each in chosen})
 
 
@@ -143,8 +143,12 @@ def _walk(
 ) -> None:
     for name, info in model.model_fields.items():
         key = f"{prefix}{info.alias or name}"
-        types = (member for member, _ in members(info.annotation))
-        models = [each for each in types if isinstance(each, type) and issubclass(each, Section)]
+        models: list[type[Section]] = []
+        is_open = False
+        for member, _ in members(info.annotation):
+            is_open = is_open or get_origin(member) is dict
+            if isinstance(member, type) and issubclass(member, Section):
+                models.append(member)
         if not models:
             extra: Mapping[str, Any] = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
             setting = Setting(
@@ -160,14 +164,15 @@ def _walk(
                 words=tuple(extra.get("words", ())),
                 lines=bool(extra.get("lines", False)),
                 variant=variant,
-                open=any(get_origin(member) is dict for member, _ in members(info.annotation)),
+                open=is_open,
             )
             settings.setdefault(key, []).append(setting)
             continue
-        kinds = {kind: each for each in models if (kind := _kind(each))}
+        named = [(_kind(each), each) for each in models]
+        kinds = {kind: each for kind, each in named if kind}
         sections[key] = SectionEntry(key, models[0], info.description or "", kinds)
-        for each in models:
-            _walk(each, f"{key}.", _kind(each) if len(models) > 1 else variant, sections, settings)
+        for kind, each in named:
+            _walk(each, f"{key}.", kind if len(models) > 1 else variant, sections, settings)
 
 
 def _kind(model: type[Section]) -> str:
@@ -177,15 +182,13 @@ def _kind(model: type[Section]) -> str:
     return str(choices[0]) if len(choices) == 1 else ""
 
 
-def members(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def members(annotation: Any, metadata: tuple[Any, ...] = ()) -> list[tuple[Any, tuple[Any, ...]]]:
     """The alternatives of a type, each with its constraints: `Literal["auto"] | Annotated[int, …]` has two."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
         found = [item for each in extra for item in (each.metadata if isinstance(each, FieldInfo) else [each])]
-        yield from members(inner, (*metadata, *found))
-    elif origin in (Union, UnionType):
-        for each in get_args(annotation):
-            yield from members(each, metadata)
-    else:
-        yield annotation, metadata
+        return members(inner, (*metadata, *found))
+    if origin in (Union, UnionType):
+        return [member for each in get_args(annotation) for member in members(each, metadata)]
+    return [(annotation, metadata)]
