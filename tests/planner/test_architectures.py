@@ -11,13 +11,12 @@ import pytest
 
 from tests.made_up_plans import PACKAGES
 from trainkit.errors import Diagnostic, RecipeError
-from trainkit.launch_plan.context import Asked
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.planner.rules import input_rules
-from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.rule import check
-from trainkit.tools.builtin import architectures
+from trainkit.tools.builtin import inputs
 
 Solve = Callable[..., Resolved]
 
@@ -38,7 +37,7 @@ TYPES: dict[str, tuple[str, ...]] = {
 def architecture_problems(resolved: Resolved, version: str | None) -> list[Diagnostic]:
     """What is found where this release of transformers is installed; None for none."""
     asked = Asked(resolved, {"transformers": version}, TYPES) if version else Asked(resolved, {})
-    return list(architectures.architecture_problems(asked))
+    return list(inputs.architecture_problems(asked))
 
 
 def with_types(facts: Facts) -> Facts:
@@ -241,7 +240,7 @@ def test_a_classifier_without_a_padding_token_is_refused(
 def test_the_installed_transformers_says_what_a_task_trains(solve: Solve) -> None:
     resolved = of_folder(solve, {"model_type": "t5"}, "causal_lm")
     learned = Asked(resolved, {"transformers": "9.0"}, {"t5": ("causal_lm",)})
-    assert list(architectures.architecture_problems(learned)) == []
+    assert list(inputs.architecture_problems(learned)) == []
 
 
 def warnings(resolved: Resolved, facts: Facts) -> list[str]:

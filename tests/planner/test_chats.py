@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from trainkit.launch_plan.context import Asked
-from trainkit.recipe.resolved import Resolved
-from trainkit.tools.builtin.rules import chats_need_a_template
+from trainkit.recipe.resolved import Asked, Resolved
+from trainkit.tools.builtin.inputs import chats_need_a_template
 
 Solve = Callable[..., Resolved]
 RECIPE = """version: 1

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from trainkit.launch_plan.context import Asked
-from trainkit.recipe.resolved import Resolved
-from trainkit.tools.builtin.rules import adapters_are_those_of_the_recipe
+from trainkit.recipe.resolved import Asked, Resolved
+from trainkit.tools.builtin.inputs import adapters_are_those_of_the_recipe
 
 Solve = Callable[..., Resolved]
 RECIPE = """version: 1

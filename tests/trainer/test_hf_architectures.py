@@ -9,7 +9,7 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.machine.host import transformers_architectures
-from trainkit.tools.builtin.architectures import CLASSES, LOOKING_AHEAD, MIXTURES, UNPADDED, WRITING
+from trainkit.tools.builtin.inputs import CLASSES, LOOKING_AHEAD, MIXTURES, UNPADDED, WRITING
 from trainkit.trainer.models.hf import TASKS
 from trainkit.trainer.models.quantized import quantizable
 

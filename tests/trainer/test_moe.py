@@ -14,7 +14,7 @@ from torch.nn import functional
 from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Moe, Recipe
-from trainkit.tools.builtin.architectures import GPT_MODULES
+from trainkit.tools.builtin.inputs import GPT_MODULES
 from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.models.hf import Transformer
 from trainkit.trainer.models.moe import MixtureOfExperts, balance_loss, z_loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -16,23 +16,6 @@ from trainkit.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is known before a device is chosen: the recipe, with what lies at its paths, and packages by version."""
-
-    resolved: Resolved
-    packages: Mapping[str, str]
-    architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as the machine's facts have it
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.resolved.recipe
-
-    def origin(self, key: str) -> Origin | None:
-        """Where the value of a setting comes from."""
-        return self.resolved.origin(key)
 
 
 NOT_LOOKED_FOR = Resume(None, 0, "no checkpoint has been looked for")
@@ -56,10 +39,10 @@ class Context:
     training_digest: str = ""  # until the batch is solved
     resume: Resume = NOT_LOOKED_FOR
     hub: Sequence[CachedRepo] = ()
+    recipe: Recipe = field(init=False)
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.resolved.recipe
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipe", self.resolved.recipe)
 
     @property
     def program(self) -> str:

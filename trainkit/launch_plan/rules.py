@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
-from trainkit.launch_plan.context import Asked, Context
+from trainkit.launch_plan.context import Context
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, Unsupported
 from trainkit.recipe.merge import value_at
+from trainkit.recipe.resolved import Asked
 from trainkit.recipe.schema.fields import schema
 from trainkit.rule import Check, Rule
 from trainkit.text import counted

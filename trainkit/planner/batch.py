@@ -14,12 +14,10 @@ from trainkit.lazy import load
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.rules import yielding_corner
 from trainkit.text import counted
-from trainkit.tools.deepspeed.fields import BATCH, data_parallel_ranks
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
 TOLD = ("hf", "deepspeed")  # programs of the user's own for which a size in DeepSpeed's file alone decides, too
-# What a DeepSpeed file of the user's calls them; it counts where no layer gives a value.
-IN_FILE = {row.keys[0].removeprefix("batch."): row.name for row in BATCH}
+SIDES = ("global", "micro", "accumulation")
 
 
 def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
@@ -51,7 +49,7 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
 
 
 def _by_layers(resolved: Resolved) -> bool:
-    return any(resolved.given(f"batch.{name}") for name in IN_FILE)
+    return any(resolved.given(f"batch.{name}") for name in SIDES)
 
 
 def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> BatchArithmetic:
@@ -60,7 +58,7 @@ def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> Batc
     A script may split its model over ranks by itself, so sizes that do not fit are noted, and what they leave is open.
     """
     base = resolved.attachments["strategy.config"].tree
-    replicas = data_parallel_ranks(base, ranks)
+    replicas = load("trainkit.tools.deepspeed.fields:data_parallel_ranks")(base, ranks)
     total, micro, accumulation = (given.get(name) for name in ("global", "micro", "accumulation"))
     if total is None:
         accumulation = accumulation or 1
@@ -71,7 +69,7 @@ def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> Batc
         micro = total // replicas // (accumulation or 1)
     if micro and total == micro * (accumulation or 0) * replicas:
         return BatchArithmetic(total, micro, accumulation, ranks, None)
-    sizes = ", ".join(f"{IN_FILE[name]} {size}" for name, size in given.items())
+    sizes = ", ".join(f"{_in_file()[name]} {size}" for name, size in given.items())
     note = (
         f"{sizes} in the DeepSpeed file do not fit {counted(replicas, 'rank')}: DeepSpeed ends with an error, unless "
         "the script splits its model over several ranks"
@@ -114,7 +112,7 @@ def _given(resolved: Resolved) -> dict[str, int]:
         given = {**load("trainkit.tools.hf.argv_reader:own_batch")(resolved), **given}
     if batch.micro == "auto" or base is None or not isinstance(base.tree, Mapping):  # a search leaves its sides open
         return given
-    in_file = {name: base.tree.get(key) for name, key in IN_FILE.items()}
+    in_file = {name: base.tree.get(key) for name, key in _in_file().items()}
     given |= {name: value for name, value in in_file.items() if name not in given and type(value) is int and value > 0}
     if given.keys() == {"global"} and batch.global_ == "auto":
         given["accumulation"] = 1  # as DeepSpeed reads a file with train_batch_size alone
@@ -167,8 +165,13 @@ def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Dia
     )
 
 
+def _in_file() -> Mapping[str, str]:
+    """What a DeepSpeed file of the user's calls the sides; it counts where no layer gives a value."""
+    return {row.keys[0].removeprefix("batch."): row.name for row in load("trainkit.tools.deepspeed.fields:BATCH")}
+
+
 def _origin(resolved: Resolved, name: str) -> Origin | None:
     key, base = f"batch.{name}", resolved.attachments.get("strategy.config")
-    if base and not resolved.given(key) and (in_file := base.origins.get(IN_FILE[name])):
+    if base and not resolved.given(key) and (in_file := base.origins.get(_in_file()[name])):
         return in_file
     return resolved.origin(key)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.hub.cache import CachedRepo
-from trainkit.launch_plan.context import Asked, Context
+from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import (
     PLAN_VERSION,
     BatchArithmetic,
@@ -21,15 +21,13 @@ from trainkit.launch_plan.model import (
     Planned,
     PlannedFile,
     Provenance,
-    TechniqueInForce,
     Variable,
 )
 from trainkit.launch_plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
-from trainkit.lazy import load
+from trainkit.lazy import call, load
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_made_up
-from trainkit.optimizers import optimizer
 from trainkit.planner import env, expected
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.container import planned, seen_inside, wrapped
@@ -42,18 +40,18 @@ from trainkit.planner.hub import repositories, with_repositories
 from trainkit.planner.placement import Placement, core_argv, counted_cards, name_cards, place
 from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
 from trainkit.planner.rules import compatibility_rules, input_rules, plan_rules
-from trainkit.planner.techniques import TECHNIQUES, value_of
-from trainkit.recipe.resolved import Resolved
+from trainkit.planner.techniques import techniques
+from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.recipe.yaml_writer import consistent, recipe_yaml
 from trainkit.rule import check
 from trainkit.schedulers.registry import SCHEDULERS
-from trainkit.tools.deepspeed.ops import preparations as builds
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS, choose_launcher
 
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
 
 Checkpoints = Sequence[SavedCheckpoint]
+builds = call("trainkit.tools.deepspeed.ops:preparations")
 WRAPPER = "trainkit.runner.rank keeps each rank's log, exit record and signals; the bare command runs without it"
 
 STRATEGY_REASON = {
@@ -80,6 +78,7 @@ def build_plan(
     context, launcher, device, found = decide(resolved, facts, saved, own, hub)
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
+    first = (*hub_preparations(context), *(builds(context) if context.deepspeed else ()))
     command, command_sources = _command(context, wrapped(context, environment))
     job = SCHEDULERS[recipe.cluster.kind].job(context) if recipe.cluster.kind in SCHEDULERS else None
     files = _files(context)
@@ -95,7 +94,7 @@ def build_plan(
         cards=_cards(context),
         batch=context.batch,
         commands=(command,),
-        preparations=prepared(context, environment, (*hub_preparations(context), *builds(context))),
+        preparations=prepared(context, environment, first),
         **repositories(context),
         container=planned(context, environment),
         environment=environment,
@@ -103,7 +102,7 @@ def build_plan(
         resume=context.resume,
         job=job.job if job else None,
         hang=env.hang_watch(context),
-        techniques=_techniques(context),
+        techniques=techniques(context),
         notices=tuple(Notice(each.severity, each.what, each.hint) for each in found if each.severity != "error"),
     )
     return Planned(plan, _provenance(command_sources, job, environment_sources, files))
@@ -239,17 +238,3 @@ def _command(context: Context, container: tuple[Token, ...]) -> tuple[Command, t
     )
     sources = tuple(item.source for item in (*container, *launcher, *wrapper, *program))
     return Command(texts(launcher), texts(wrapper), texts(program), texts(container)), sources
-
-
-def _techniques(context: Context) -> tuple[TechniqueInForce, ...]:
-    """What the plan lists. A program of the user's own has none that are known of."""
-    if context.recipe.program.kind != "builtin":
-        return ()
-    kind = optimizer(context.recipe.optimizer.name)
-    found = [TechniqueInForce("optimizer.name", context.recipe.optimizer.name, kind.speed, kind.state)]
-    for row in TECHNIQUES:
-        if row.is_in_force(context):
-            value = value_of(context, row.key)
-            shown = str(value).lower() if isinstance(value, bool) else str(value)  # as a recipe writes it
-            found.append(TechniqueInForce(row.key, shown, row.speed, row.memory))
-    return tuple(found)

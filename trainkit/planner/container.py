@@ -10,13 +10,13 @@ from trainkit.errors import Diagnostic, blocker, note
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import EnvironmentDiff, PlannedContainer, Preparation, Text, Variable, text
 from trainkit.launch_plan.provenance import Token, texts
+from trainkit.lazy import load
 from trainkit.machine.facts import Facts
 from trainkit.planner.requirements import needed_packages
 from trainkit.recipe.paths import inputs
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image, NoContainer, Recipe
 from trainkit.tools.containers.engines import ENGINES, ENGINES_OWN, Mount, cache_folder, doubled, entry, mounts, of
-from trainkit.tools.hf.fsdp_config import NEWEST_SEEN
 
 # Libraries whose versions decide words and files of the plan: the image's must be those that it was made for.
 DECIDING = ("torch", "accelerate", "transformers", "deepspeed")
@@ -97,9 +97,10 @@ def planned(context: Context, diff: EnvironmentDiff) -> PlannedContainer | None:
 
 def checks(context: Context) -> tuple[str, ...]:
     """What the image must have, as `name>=version`; of libraries that decide parts of the plan the very release."""
+    newest = load("trainkit.tools.hf.fsdp_config:NEWEST_SEEN")
     found = dict.fromkeys(OWN_TRAINER) if context.recipe.program.kind == "builtin" else {}
     for package, minimum in needed_packages(context):
-        assumed = context.facts.packages.get(package) or (NEWEST_SEEN if package == "transformers" else "")
+        assumed = context.facts.packages.get(package) or (newest if package == "transformers" else "")
         exact = package in DECIDING and assumed
         found[f"{package}=={assumed}" if exact else f"{package}>={minimum}"] = None
     # torchrun's flags differ by release, be the program built on torch or not.

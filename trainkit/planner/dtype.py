@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
+from trainkit.lazy import call
 from trainkit.machine.capability import (
     AMPERE,
     FIRST,
@@ -22,7 +23,6 @@ from trainkit.machine.capability import (
 from trainkit.machine.facts import Gpu, at_least, release
 from trainkit.recipe.schema import Recipe
 from trainkit.tools.compile_backends import backend_in_use
-from trainkit.tools.deepspeed.fields import formats, leaves_open
 
 
 def kernel_notices(context: Context) -> Iterator[Diagnostic]:
@@ -63,6 +63,9 @@ def _of_torch(cards: Sequence[Gpu], torch: str, cuda: str) -> Iterator[Diagnosti
 
 
 LOW: tuple[Dtype, ...] = ("bf16", "fp16")
+# Of a DeepSpeed file, which few recipes name.
+formats: Callable[[object], tuple[str, ...]] = call("trainkit.tools.deepspeed.fields:formats")
+leaves_open: Callable[[object], bool] = call("trainkit.tools.deepspeed.fields:leaves_open")
 
 
 def choose_dtype(
@@ -74,11 +77,11 @@ def choose_dtype(
     """
     if own:
         return own
-    for dtype in LOW:
-        if dtype in formats(in_file):
-            return dtype
-    if in_file is not None and recipe.program.kind != "builtin" and not leaves_open(in_file):
-        return "fp32"  # DeepSpeed's, whatever the cards have
+    if in_file is not None:
+        if enabled := [dtype for dtype in LOW if dtype in formats(in_file)]:
+            return enabled[0]
+        if recipe.program.kind != "builtin" and not leaves_open(in_file):
+            return "fp32"  # DeepSpeed's, whatever the cards have
     if recipe.precision.dtype != "auto":
         return recipe.precision.dtype
     if recipe.program.kind in ("accelerate", "torch"):  # nothing is decided in the script's stead

@@ -20,7 +20,6 @@ from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted
 from trainkit.tools.compile_backends import records_graphs
 from trainkit.tools.containers.engines import environment as caches
-from trainkit.tools.deepspeed.ops import place_of
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 from trainkit.tools.torch_xla import LEAKS as XLA_LEAKS
 from trainkit.tools.torch_xla import environment as xla_environment
@@ -68,6 +67,7 @@ def environment(context: Context) -> Iterator[SourcedVariable]:
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
 unlinked = call("trainkit.tools.accelerate.launcher:unlinked")
+place_of = call("trainkit.tools.deepspeed.ops:place_of")
 
 # What a variable does that an outer launcher, a finished job or a shell profile left behind -> its names or prefixes.
 LEFT_BEHIND = {
@@ -202,7 +202,7 @@ def _threads(context: Context) -> SourcedVariable:
     threads = max(cores // context.processes, 1)
     share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}"
     # What is offloaded is updated on the CPU, with all the cores that there are.
-    offloaded = place_of(context, "offload_optimizer") in ("cpu", "nvme")
+    offloaded = context.deepspeed and place_of(context, "offload_optimizer") in ("cpu", "nvme")
     offloaded = offloaded or bool(getattr(context.recipe.strategy, "offload", False))
     if context.topology.device == "cuda" and threads > MOST_THREADS and not offloaded:
         threads = MOST_THREADS

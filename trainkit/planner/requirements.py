@@ -8,13 +8,13 @@ from typing import Literal
 
 from trainkit.errors import Diagnostic, blocker, warning
 from trainkit.launch_plan.context import Context
+from trainkit.lazy import call
 from trainkit.machine.capability import has_flash_attention
 from trainkit.machine.facts import at_least
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.planner.techniques import value_of
 from trainkit.recipe.schema import Fsdp, Image
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.tools.accelerate.importer import widths
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 from trainkit.tools.torch_xla import is_spmd
 
@@ -30,16 +30,19 @@ class Requirement:
     install: str = ""  # where no extra can bring it
 
 
+widths = call("trainkit.tools.accelerate.importer:widths")
+
+
 def _strategy(c: Context) -> str:
     return f"strategy {c.strategy}" if c.strategy in ON_DEEPSPEED else ""
 
 
 def _mesh(c: Context) -> str:
-    return "a mesh of ranks" if widths(c) else ""
+    return "a mesh of ranks" if c.recipe.env and widths(c) else ""
 
 
 def _sequence_parallelism(c: Context) -> str:
-    return "sequence parallelism over ranks" if widths(c).get("sp_size", 1) > 1 else ""
+    return "sequence parallelism over ranks" if c.recipe.env and widths(c).get("sp_size", 1) > 1 else ""
 
 
 def _fully_shard_on_cpu(c: Context) -> str:

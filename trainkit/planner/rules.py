@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import get_args
 
 from trainkit.errors import Diagnostic, blocker, note, warning
-from trainkit.launch_plan.context import Asked, Context, bare_context
+from trainkit.launch_plan.context import Context, bare_context
 from trainkit.launch_plan.model import Device
 from trainkit.launch_plan.rules import SHARED, InputRule, PlanRule, incompatible, unreached
+from trainkit.lazy import call
 from trainkit.machine.facts import at_least
 from trainkit.optimizers import ON_DEEPSPEED
 from trainkit.planner.container import check_container, mapped
@@ -23,6 +24,7 @@ from trainkit.planner.placement import core_notices
 from trainkit.planner.requirements import doubtful_releases, missing_packages
 from trainkit.recipe.paths import CONFIG, absolute
 from trainkit.recipe.repository import meant
+from trainkit.recipe.resolved import Asked
 from trainkit.recipe.schema import StrategyKind, TextData
 from trainkit.recipe.schema.fields import schema, tagged_sections
 from trainkit.rule import check
@@ -31,12 +33,12 @@ from trainkit.text import counted
 from trainkit.tools.base.own_scripts import several_cards
 from trainkit.tools.compile_backends import KEY as BACKEND
 from trainkit.tools.compile_backends import gone
-from trainkit.tools.deepspeed.config import removed_notices
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 from trainkit.tools.torch_xla import notices as xla_notices
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyKind)
 OF_BUILTIN = tuple(each for each in STRATEGIES if each != "zero0")  # the others are for programs of the user's own
+removed_notices = call("trainkit.tools.deepspeed.config:removed_notices")
 DEVICES: tuple[Device, ...] = ("cpu", "cuda", "mps")  # of the built-in trainer
 
 INCOMPATIBLE: tuple[PlanRule, ...] = (
@@ -258,7 +260,7 @@ RULES: tuple[PlanRule, ...] = (
     container_problems,
     planned_for_another_machine,
     missing_packages,
-    removed_notices,
+    lambda c: removed_notices(c) if c.zero else (),
     inputs_are_there,
     hub_notices,
     container_notices,

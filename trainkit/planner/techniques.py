@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainkit.launch_plan.context import Context
-from trainkit.optimizers import OPTIMIZERS
+from trainkit.launch_plan.model import TechniqueInForce
+from trainkit.optimizers import OPTIMIZERS, optimizer
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.schema.model import quantized_bits
 
@@ -46,13 +47,14 @@ class Technique:
         return self.other_flag or own
 
     def is_in_force(self, context: Context) -> bool:
-        if self.key in LISTED_ANYWAY or self.device not in ("", context.topology.device):
+        key, _, asked = self.choice.partition(": ")
+        if key in LISTED_ANYWAY or self.device not in ("", context.topology.device):
             return False
-        if self.key.startswith("efficiency.compile.") and not context.recipe.efficiency.compile.enabled:
+        if key.startswith("efficiency.compile.") and not context.recipe.efficiency.compile.enabled:
             return False
         if self.in_force:
             return self.in_force(context)
-        asked, chosen = self.choice.partition(": ")[2], value_of(context, self.key)
+        chosen = value_of(context, key)
         return bool(chosen) if asked in ("true", "n") else chosen in (asked, self.also or asked)
 
 
@@ -367,3 +369,18 @@ TECHNIQUES: tuple[Technique, ...] = (
         "checkpoints are large or the disk is slow; not with ZeRO",
     ),
 )
+
+
+def techniques(context: Context) -> tuple[TechniqueInForce, ...]:
+    """What the plan lists. A program of the user's own has none that are known of."""
+    if context.program != "builtin":
+        return ()
+    kind = optimizer(context.recipe.optimizer.name)
+    found = [TechniqueInForce("optimizer.name", context.recipe.optimizer.name, kind.speed, kind.state)]
+    for row in TECHNIQUES:
+        if row.is_in_force(context):
+            key = row.key
+            value = value_of(context, key)
+            shown = str(value).lower() if isinstance(value, bool) else str(value)  # as a recipe writes it
+            found.append(TechniqueInForce(key, shown, row.speed, row.memory))
+    return tuple(found)

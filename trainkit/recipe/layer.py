@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, Severity
 from trainkit.recipe.schema.fields import open_keys, schema, short_forms
-from trainkit.recipe.secrets import (
-    MASK,
-    Held,
-    is_secret_name,
-    mask_line,
-    mask_private_keys,
-    secret_arguments,
-    why_secret,
-)
+from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, secret_keys
 from trainkit.recipe.yaml_reader import LONGEST, Dialect, Document, Mark, Problem, compose_bytes
 from trainkit.text import harmless
 
@@ -115,35 +107,6 @@ def file_layer(page: Page, base: str, document: Document) -> Layer:
     keys = {key: page.at(mark) for key, mark in document.keys.items()}
     tree = {key: value for key, value in document.tree.items() if key not in _NO_SETTINGS}
     return Layer(page.name, page.strength, base, normalise(tree, values), values, keys)
-
-
-def secret_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, Held]]:
-    """Keys of values that are secrets: scalars and elements of lists, by the names above them or by themselves.
-
-    And names that hold one, and the `value` beside a `name` that says so, as Kubernetes writes variables.
-    """
-    if not isinstance(tree, Mapping):
-        return
-    if why_secret(str(tree.get("name")), tree.get("value")) == "name":
-        yield f"{prefix}value", Held(str(tree["name"]), "name")
-    for raw, value in tree.items():
-        name = raw.rstrip("+!")
-        key = f"{prefix}{name}"
-        if why_secret("", name):
-            yield key, Held("", "value")
-        if isinstance(value, Mapping):
-            yield from secret_keys(value, f"{key}.")
-        elif isinstance(value, list):
-            found = {position: Held(name, by) for position, each in enumerate(value) if (by := why_secret(name, each))}
-            found |= secret_arguments(value)
-            yield from ((f"{key}.{position}", held) for position, held in sorted(found.items()))
-            for position, each in enumerate(value):
-                yield from secret_keys(each, f"{key}.{position}.")
-        elif by := why_secret(name, value):
-            yield key, Held(name, by)
-        # A variable is for a tool, and may be a credential whatever it looks like.
-        elif prefix == "env." and is_secret_name(name) and why_secret("secret", value):
-            yield key, Held(name, "name")
 
 
 def normalise(tree: Mapping[str, Any], values: dict[str, Origin]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, tagged_sections
 from trainkit.recipe.secrets import mask, why_secret
 
+MODIFIERS = ("+", "!")  # of a key: append to the list, replace the mapping
+
 
 @dataclass
 class Merge:
@@ -142,13 +144,13 @@ def value_at(tree: object, key: str, absent: Any = None) -> Any:
 
 def split_modifier(raw: str, prefix: str) -> tuple[str, str]:
     """A key and its modifier (`+`, `!` or nothing); the user's own names have none."""
-    if raw[-1:] in ("+", "!") and prefix not in open_keys():
+    if raw.endswith(MODIFIERS) and prefix not in open_keys():
         return raw[:-1], raw[-1]
     return raw, ""
 
 
 def _origin(layer: Layer, key: str) -> Origin:
-    return layer.origin(key) or Origin(layer.name, layer.strength, layer.name)
+    return layer.values.get(key) or layer.origin(key) or Origin(layer.name, layer.strength, layer.name)
 
 
 def _shown(key: str, value: Any) -> Any:

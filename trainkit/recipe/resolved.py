@@ -126,3 +126,20 @@ class Resolved:
     def error(self, key: str, what: str, hint: str = "", *, why: str = "", at: Origin | None = None) -> Diagnostic:
         """An error about a key, at the place that gave it."""
         return Diagnostic("error", what, key, at or self.origin(key), why, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known before a device is chosen: the recipe, with what lies at its paths, and packages by version."""
+
+    resolved: Resolved
+    packages: Mapping[str, str]
+    architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as the machine's facts have it
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    def origin(self, key: str) -> Origin | None:
+        """Where the value of a setting comes from."""
+        return self.resolved.origin(key)

@@ -10,12 +10,12 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.lazy import Registry
-from trainkit.recipe.layer import ARGUMENTS, Layer, secret_keys
+from trainkit.recipe.layer import ARGUMENTS, Layer
 from trainkit.recipe.merge import Merge, value_at
 from trainkit.recipe.paths import Files
 from trainkit.recipe.repository import has_owner, is_on
 from trainkit.recipe.schema.fields import lies_in, schema
-from trainkit.recipe.secrets import public_names
+from trainkit.recipe.secrets import public_names, secret_keys
 from trainkit.recipe.validate import Locate, refused
 from trainkit.recipe.yaml_reader import NO_TEXT, WRITE_TEXT, is_text
 from trainkit.rule import Check

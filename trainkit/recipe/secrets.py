@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -276,6 +276,35 @@ def secret_arguments(arguments: Sequence[object]) -> dict[int, Held]:
         if by := why_secret(name, value):
             found[position] = Held(name or _name_in(str(word)), by)
     return found
+
+
+def secret_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, Held]]:
+    """Keys of values that are secrets: scalars and elements of lists, by the names above them or by themselves.
+
+    And names that hold one, and the `value` beside a `name` that says so, as Kubernetes writes variables.
+    """
+    if not isinstance(tree, Mapping):
+        return
+    if why_secret(str(tree.get("name")), tree.get("value")) == "name":
+        yield f"{prefix}value", Held(str(tree["name"]), "name")
+    for raw, value in tree.items():
+        name = raw.rstrip("+!")
+        key = f"{prefix}{name}"
+        if why_secret("", name):
+            yield key, Held("", "value")
+        if isinstance(value, Mapping):
+            yield from secret_keys(value, f"{key}.")
+        elif isinstance(value, list):
+            found = {position: Held(name, by) for position, each in enumerate(value) if (by := why_secret(name, each))}
+            found |= secret_arguments(value)
+            yield from ((f"{key}.{position}", held) for position, held in sorted(found.items()))
+            for position, each in enumerate(value):
+                yield from secret_keys(each, f"{key}.{position}.")
+        elif by := why_secret(name, value):
+            yield key, Held(name, by)
+        # A variable is for a tool, and may be a credential whatever it looks like.
+        elif prefix == "env." and is_secret_name(name) and why_secret("secret", value):
+            yield key, Held(name, "name")
 
 
 def _name_in(word: str) -> str:

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from trainkit.errors import Diagnostic, Origin
 from trainkit.optimizers import OTHER_NAMES
 from trainkit.recipe.layer import Layer
-from trainkit.recipe.merge import split_modifier, value_at
+from trainkit.recipe.merge import MODIFIERS, split_modifier, value_at
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.base import MOST, Section
 from trainkit.recipe.schema.fields import Setting, members, open_keys, schema, tagged_sections
@@ -301,7 +301,7 @@ def _sift(
     """
     kept: dict[str, Any] = {}
     for raw, value in tree.items():
-        name, modifier = split_modifier(raw, prefix)
+        name, modifier = split_modifier(raw, prefix) if raw.endswith(MODIFIERS) else (raw, "")
         key = f"{prefix}.{name}" if prefix else name
         if "." in name or (key not in schema().sections and key not in schema().settings):
             unknown.append((key, name if "." in name else raw))

@@ -150,13 +150,17 @@ def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
     """What a plan on this machine would say of a model that its task cannot train, of a tokenizer or of adapters."""
     if resolved.recipe.program.kind != "builtin":
         return []
-    from trainkit.launch_plan.context import Asked
-    from trainkit.machine.host import probe_packages, transformers_architectures
+    from trainkit.recipe.resolved import Asked
     from trainkit.rule import check
-    from trainkit.tools.builtin.rules import INPUT_RULES
+    from trainkit.tools.builtin.inputs import INPUT_RULES
 
-    packages = probe_packages()["packages"] if resolved.recipe.model.kind == "hf" else {}
-    return check(INPUT_RULES, Asked(resolved, packages, transformers_architectures() if packages else {}))
+    asked = Asked(resolved, {})
+    if resolved.recipe.model.kind == "hf":
+        from trainkit.machine.host import probe_packages, transformers_architectures
+
+        if packages := probe_packages()["packages"]:
+            asked = Asked(resolved, packages, transformers_architectures())
+    return check(INPUT_RULES, asked)
 
 
 def explain(

@@ -9,12 +9,13 @@ from trainkit.errors import Diagnostic, note, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Text
 from trainkit.launch_plan.provenance import SourcedVariable, Token, interpreter, token, variable
+from trainkit.lazy import call
 from trainkit.recipe.schema.launching import Scalar, program_argv
 from trainkit.text import counted
 from trainkit.tools.base.fields import said
-from trainkit.tools.hf.support import made_in_script
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
+made_in_script = call("trainkit.tools.hf.support:made_in_script")
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # what the interpreter is given to run; anything else runs by itself
 ITSELF = f"a name that ends in none of {', '.join(PYTHON)} is executed itself, without an interpreter"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,11 @@ from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import Source, SourcedFile, Token, json_file, module, resume_word, token
 from trainkit.launch_plan.rules import Support, Table, unsupported
+from trainkit.lazy import call
 from trainkit.tools.base.fsdp_settings import FIRST_VERSION, SHARDING
 from trainkit.tools.base.interface import Detection, all_own, nothing
-from trainkit.tools.builtin.rules import INCOMPATIBLE, INPUT_RULES, RULES
-from trainkit.tools.deepspeed.config import config_file
-from trainkit.tools.deepspeed.fields import FILE
+from trainkit.tools.builtin.inputs import INPUT_RULES
+from trainkit.tools.builtin.rules import INCOMPATIBLE, RULES
 
 __all__ = ["INCOMPATIBLE", "INPUT_RULES", "RULES"]
 
@@ -27,6 +27,7 @@ _LEAVE = "leave it out"
 REQUIRES: Mapping[str, str] = {"torch": "2.6", "numpy": "1.26"}
 STRATEGY_BY = ""
 DETECTION = Detection()
+config_file: Callable[..., SourcedFile] = call("trainkit.tools.deepspeed.config:config_file")  # few plans need it
 read = all_own
 wrapper = environment = nothing
 SUPPORT: Table = {
@@ -67,12 +68,12 @@ def argv(context: Context) -> tuple[Token, ...]:
 
 def files(context: Context) -> tuple[SourcedFile, ...]:
     """The trainer's settings, and DeepSpeed's for the zero strategies."""
-    settings = json_file(SETTINGS, _settings(context))
-    return (settings, config_file(context, "builtin")) if context.zero else (settings,)
+    more = (config_file(context, "builtin"),) if context.zero else ()
+    return (json_file(SETTINGS, _settings(context, more[0].path if more else None)), *more)
 
 
-def _settings(context: Context) -> dict[str, tuple[Any, Source]]:
-    """The decisions of the plan, by dotted key, each with what made it."""
+def _settings(context: Context, deepspeed: str | None) -> dict[str, tuple[Any, Source]]:
+    """The decisions of the plan, by dotted key, each with what made it. deepspeed: the file of its settings."""
     batch, ranks = context.batch, ("nodes.count", "nodes.processes_per_node")
     sides = Source(("batch.global", "batch.micro", "batch.accumulation", *ranks))
     digest = Source(rule="digest of everything that decides the course of training")
@@ -92,5 +93,5 @@ def _settings(context: Context) -> dict[str, tuple[Any, Source]]:
             [[each.ref.key, each.ref.kind, each.ref.name, each.ref.commit] for each in context.hub],
             Source(tuple(each.ref.key for each in context.hub)),
         ),
-        "deepspeed": (FILE if context.zero else None, Source(("strategy.kind",))),
+        "deepspeed": (deepspeed, Source(("strategy.kind",))),
     }

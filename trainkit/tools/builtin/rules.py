@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainkit.errors import Diagnostic, blocker, note, warning
-from trainkit.launch_plan.context import Asked, Context
-from trainkit.launch_plan.rules import InputRule, PlanRule, incompatible, unsupported_optimizers
-from trainkit.lora import NO_LORA, SAME, differing
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optimizers
 from trainkit.machine.capability import fast_format, has_flash_attention, named
 from trainkit.optimizers import MOMENTS, ZERO, optimizer
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
 from trainkit.recipe.schema.model import is_packed_stream, quantized_bits
 from trainkit.schedulers.registry import cores_of_node
 from trainkit.text import counted, listed
-from trainkit.tools.builtin.architectures import architecture_notices, architecture_problems
+from trainkit.tools.builtin.inputs import architecture_notices
 from trainkit.tools.builtin.memory import memory_advice
 from trainkit.tools.builtin.tensor_cores import tensor_core_advice
 from trainkit.tools.compile_backends import compile_remarks, records_graphs
@@ -372,31 +371,3 @@ RULES: tuple[PlanRule, ...] = (
     memory_advice,
     loader_processes_share_cores,
 )
-
-
-def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:
-    """The recipe's data are chats, and its tokenizer is known to have no template."""
-    data = asked.recipe.data
-    if getattr(data, "messages_field", None) and asked.resolved.described.chats is False:
-        what = f"data.messages_field: the tokenizer {getattr(data, 'tokenizer', '')} has no chat template"
-        hint = "name the tokenizer of a chat model, or put a template beside its files, as chat_template.jinja"
-        why = "it says how a chat is written as one text"
-        yield asked.resolved.error("data.messages_field", what, hint, why=why)
-
-
-def adapters_are_those_of_the_recipe(asked: Asked) -> Iterator[Diagnostic]:
-    """The folder of adapters is known to be none, or to hold others."""
-    own, found, error = asked.recipe.peft, asked.resolved.described, asked.resolved.error
-    if found.misfit is not None:
-        what, hint = found.misfit
-        yield error("peft.path", f"peft.path: {what}", hint)
-    elif found.adapters and found.adapters.get("peft_type") != "LORA":
-        yield error("peft.path", f"peft.path: what lies in {own.path} are no LoRA adapters", NO_LORA)
-    elif found.adapters:
-        asks = {"r": own.rank, "lora_alpha": own.alpha, "use_rslora": own.rslora, "use_dora": own.dora}
-        if others := differing(found.adapters, asks):
-            what = f"peft.path: the adapters in {own.path} are others than the recipe's: {'; '.join(others)}"
-            yield error("peft.path", what, SAME)
-
-
-INPUT_RULES: tuple[InputRule, ...] = (architecture_problems, chats_need_a_template, adapters_are_those_of_the_recipe)

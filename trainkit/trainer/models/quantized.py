@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Quantize
-from trainkit.tools.builtin.architectures import quantized_already
+from trainkit.tools.builtin.inputs import quantized_already
 from trainkit.trainer.models.base import blocks_of, is_linear
 
 LEAST = 0.9  # share of the blocks' matrices that must be in linear layers, or the recipe would promise what is not

@@ -1,20 +1,26 @@
-"""Models that a task cannot train, by what a folder's config.json or `model.architecture` says they are.
+"""What a recipe starts from and cannot: a model that its task does not train, a tokenizer, adapters.
 
-Which types there are, and which tasks have a class for them, is read from the transformers that is installed. What its
-tables do not say stands here, by type (`model_type` of a config.json).
+A model is known by a folder's config.json or `model.architecture`. Which types there are, and which tasks have a class
+for them, is read from the transformers that is installed. What its tables do not say stands here, by type
+(`model_type` of a config.json).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, warning
-from trainkit.launch_plan.context import Asked, Context
+from trainkit.lora import NO_LORA, SAME, differing
 from trainkit.recipe.repository import is_repository
-from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import GptModel, HfModel
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.recipe.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from trainkit.launch_plan.context import Context
+    from trainkit.launch_plan.rules import InputRule
 
 WRITING = "seq2seq_lm"
 # Classes of the modules of trainkit's own model (trainer/models/gpt.py), with and without experts.
@@ -201,3 +207,31 @@ def architecture_notices(context: Context) -> Iterator[Diagnostic]:
     if name in OVERFLOWING and model.path and context.dtype == "fp16":
         what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
         yield warning(what, "set precision: bf16, or fp32 on cards without units for it")
+
+
+def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:
+    """The recipe's data are chats, and its tokenizer is known to have no template."""
+    data = asked.recipe.data
+    if getattr(data, "messages_field", None) and asked.resolved.described.chats is False:
+        what = f"data.messages_field: the tokenizer {getattr(data, 'tokenizer', '')} has no chat template"
+        hint = "name the tokenizer of a chat model, or put a template beside its files, as chat_template.jinja"
+        why = "it says how a chat is written as one text"
+        yield asked.resolved.error("data.messages_field", what, hint, why=why)
+
+
+def adapters_are_those_of_the_recipe(asked: Asked) -> Iterator[Diagnostic]:
+    """The folder of adapters is known to be none, or to hold others."""
+    own, found, error = asked.recipe.peft, asked.resolved.described, asked.resolved.error
+    if found.misfit is not None:
+        what, hint = found.misfit
+        yield error("peft.path", f"peft.path: {what}", hint)
+    elif found.adapters and found.adapters.get("peft_type") != "LORA":
+        yield error("peft.path", f"peft.path: what lies in {own.path} are no LoRA adapters", NO_LORA)
+    elif found.adapters:
+        asks = {"r": own.rank, "lora_alpha": own.alpha, "use_rslora": own.rslora, "use_dora": own.dora}
+        if others := differing(found.adapters, asks):
+            what = f"peft.path: the adapters in {own.path} are others than the recipe's: {'; '.join(others)}"
+            yield error("peft.path", what, SAME)
+
+
+INPUT_RULES: tuple[InputRule, ...] = (architecture_problems, chats_need_a_template, adapters_are_those_of_the_recipe)
