@@ -30,7 +30,7 @@ def test_every_part_that_a_run_trusts_has_bugs() -> None:
         "jobs/states",
         "rundir/listing",
         "files",
-        "card_locks",
+        "gpu_locks",
         "exit_",
     )
     assert {part for part in parts for bug in BUGS if part in bug.file} == set(parts)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.errors import MachineError
 from trainkit.files import publish
-from trainkit.runner.execute import RunRequest, carry_out
+from trainkit.runner.execute import RunRequest, run_plan
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.report.failure import describe_failure
@@ -293,7 +293,7 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
     console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({bench.clock()})")
     try:
         console.whole = lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {bench.clock()} |"
-        ended = carry_out(request, console)
+        ended = run_plan(request, console)
     except MachineError as error:
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")

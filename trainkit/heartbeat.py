@@ -166,10 +166,10 @@ def _obey(orders: int, count: Callable[[], None], publish: Callable[..., None]) 
         # A program that has closed all descriptors may have given this one's number to something else.
         while os.fstat(orders).st_ino == mine and (line := os.read(orders, PAGE)):
             for path in line.decode("utf-8", "surrogateescape").splitlines():
-                write_flight(path, publish) if path else count()
+                write_flight_record(path, publish) if path else count()
 
 
-def write_flight(path: str, publish: Callable[..., None]) -> None:
+def write_flight_record(path: str, publish: Callable[..., None]) -> None:
     """Write the content of the flight recorder, empty if this torch has none. path: in a run's attempt."""
     try:
         entries = [entry for dump in _dumps() for entry in dump.get("entries", [])]
@@ -206,8 +206,8 @@ class Group(NamedTuple):
     waiting: tuple[Collective, ...] = ()
 
 
-class Flight(NamedTuple):
-    """The file of `write_flight`. groups: by name and backend."""
+class FlightRecord(NamedTuple):
+    """The file of `write_flight_record`. groups: by name and backend."""
 
     groups: Mapping[str, Group] = {}
 
@@ -234,7 +234,7 @@ def groups_of(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-class Page(NamedTuple):
+class HeartbeatState(NamedTuple):
     """The heartbeat at one moment."""
 
     pid: int
@@ -245,7 +245,7 @@ class Page(NamedTuple):
     joined: int = 0  # collectives, by its last answer
 
 
-def read(data: bytes) -> Page | None:
+def read_heartbeat(data: bytes) -> HeartbeatState | None:
     """The heartbeat in the bytes of a page; None if no program has attached."""
     if len(data) < PACES_AT:
         return None
@@ -253,7 +253,7 @@ def read(data: bytes) -> Page | None:
     if magic != MAGIC or phase >= len(PHASES):
         return None
     longest = tuple(LONGEST.unpack_from(data, LONGEST_AT + 8 * each)[0] for each in range(len(PHASES)))
-    return Page(pid, step, phase, at, longest, JOINED.unpack_from(data, JOINED_AT)[0])
+    return HeartbeatState(pid, step, phase, at, longest, JOINED.unpack_from(data, JOINED_AT)[0])
 
 
 def read_paces(data: bytes) -> list[tuple[float, float]]:

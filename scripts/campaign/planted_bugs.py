@@ -135,29 +135,29 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("a file of any size is read", "if len(content) > most:", "if False:"),
         ],
     },
-    "machine/card_locks.py": {
-        "runner/test_card_locks.py::test_who_only_looks_is_not_taken_for_a_holder": [
+    "machine/gpu_locks.py": {
+        "runner/test_gpu_locks.py::test_who_only_looks_is_not_taken_for_a_holder": [
             (
                 "who looks at a lock is taken for its holder",
                 "fcntl.LOCK_SH | fcntl.LOCK_NB",
                 "fcntl.LOCK_EX | fcntl.LOCK_NB",
             ),
         ],
-        "runner/test_card_locks.py::test_the_lock_of_a_file_that_its_holder_has_just_removed_takes_no_card": [
+        "runner/test_gpu_locks.py::test_the_lock_of_a_file_that_its_holder_has_just_removed_takes_no_card": [
             (
                 "the lock of a removed file counts",
                 "if (locked := try_lock(fd)) and _is_only_name(fd, name):",
                 "if locked := try_lock(fd):",
             ),
         ],
-        "runner/test_card_locks.py::test_all_runs_take_their_cards_in_one_order": [
+        "runner/test_gpu_locks.py::test_all_runs_take_their_cards_in_one_order": [
             ("cards are locked in any order", "for uuid in sorted(set(uuids)):", "for uuid in dict.fromkeys(uuids):"),
         ],
-        "runner/test_card_locks.py::test_a_lock_says_who_holds_it_and_leaves_nothing_behind": [
+        "runner/test_gpu_locks.py::test_a_lock_says_who_holds_it_and_leaves_nothing_behind": [
             ("some cards stay taken where others are not free", "self.release()", "pass"),
             ("lock files stay behind", "Path(name).unlink()", "pass"),
         ],
-        "runner/test_card_locks.py::test_a_killed_holders_name_does_not_stand_behind_the_new_one": [
+        "runner/test_gpu_locks.py::test_a_killed_holders_name_does_not_stand_behind_the_new_one": [
             (
                 "a lock keeps the end of its last holder's name",
                 "os.ftruncate(fd, os.pwrite(fd, content, 0))",
@@ -216,8 +216,8 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("a child starts with signals ignored", "number in ignore else signal.SIG_DFL", "True else signal.SIG_DFL"),
         ],
     },
-    "runner/supervisor/ranks.py": {
-        "runner/test_ranks.py": [
+    "runner/supervisor/registered_ranks.py": {
+        "runner/test_registered_ranks.py": [
             (
                 "a process that has an ended wrapper's number is a rank",
                 "and (not LINUX or started(record.wrapper_pid) == record.wrapper_started)",
@@ -235,7 +235,7 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
         ],
     },
     "runner/watch/watch.py": {
-        "runner/test_ranks.py::test_a_process_that_only_a_record_names_is_not_looked_into": [
+        "runner/test_registered_ranks.py::test_a_process_that_only_a_record_names_is_not_looked_into": [
             ("a dump looks into a stranger", "view.record.ended is None and rank in self._alive", "True"),
             ("the descriptors of a stranger are opened", "alive=rank in alive", "alive=True"),
         ],

@@ -371,11 +371,11 @@ _SHARED_NAMES = (
 
 
 def _cards(folder: Path) -> None:
-    from trainkit.machine.card_locks import Cards, holder
+    from trainkit.machine.gpu_locks import GpuLocks, holder
 
     environ = {"TRAINKIT_CARD_LOCKS": str(folder / "work/shared")}
     holder("GPU-1", environ)
-    cards = Cards(environ)
+    cards = GpuLocks(environ)
     if cards.take(["GPU-1"]) is None:
         cards.sign("me", "a run")
     cards.release()
@@ -395,13 +395,13 @@ def _records(folder: Path) -> None:
 
 def _run_files(folder: Path) -> None:
     from trainkit.runner.rundir.layout import RunLayout
-    from trainkit.runner.rundir.listing import hold, is_running
+    from trainkit.runner.rundir.listing import is_running, lock_run
     from trainkit.trainer.metrics.writers import JsonLines
 
     layout = RunLayout(folder / "work/shared")
     is_running(layout)
     with contextlib.suppress(OSError):
-        os.close(hold(layout))
+        os.close(lock_run(layout))
         JsonLines(layout.metrics).write({"step": 1})
 
 

@@ -17,8 +17,8 @@ from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card
 from trainkit.cli.commands.machine import render_cards
 from trainkit.cli.machines import machine_facts, profiles
-from trainkit.machine.card_locks import Cards as CardLocks
 from trainkit.machine.facts import Facts
+from trainkit.machine.gpu_locks import GpuLocks as CardLocks
 
 
 def test_gpus_shows_each_card_with_who_is_on_it_and_which_run_holds_it(trainkit: Trainkit, cards: Cards) -> None:

@@ -237,7 +237,7 @@ def test_the_built_in_trainer_trains_inside(podman: Engine, tmp_path: Path) -> N
     ("words", "said"),
     [
         (["container.image=localhost/absent:1"], "the image localhost/absent:1 is not on this machine"),
-        (["container.packages.torch=2.6.0"], "say what the image has: container.packages: {torch: "),
+        (["container.packages.torch=2.6.0"], "set the image's versions in the recipe: container.packages: {torch: "),
         (["container.python=/usr/bin/absent"], "could not start the container"),
         (["container.mounts+=/absent:/absent"], "container.mounts names /absent, which does not exist"),
         (["container.user=65534:65534"], "user 65534 of the container may not write to"),

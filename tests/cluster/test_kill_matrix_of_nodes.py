@@ -174,7 +174,7 @@ def test_nodes_that_do_not_fit_together_are_refused_on_all_of_them(place: Callab
         assert {each.wait() for each in run.processes.values()} == {4}, [run.said(node) for node in range(3)]
         assert not (run.folder / "runs").exists()
     for node in range(3):
-        assert "is there twice" in twice.said(node)
+        assert "was started twice" in twice.said(node)
         assert "node 2 (tk3) has another plan than node 0 (tk1): grace_seconds" in other.said(node)
 
 

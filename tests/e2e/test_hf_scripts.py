@@ -90,7 +90,7 @@ def test_a_resume_that_does_not_happen_ends_the_run_and_one_that_does_is_seen(tr
     resuming = ("run", "recipe.yaml", "name=cut", "checkpoint.resume=auto")
     done = trainkit(*resuming, timeout=220)
     assert done.returncode == 0, done.stderr
-    assert "goes on from" in done.stderr
+    assert "resuming from" in done.stderr
     assert "output/checkpoint-2 (step 2)" in done.stderr
     assert "as planned, seen in 1 rank: single, cpu, fp32, from step 2" in done.stderr
 

@@ -38,7 +38,7 @@ def test_a_searched_micro_batch_is_in_the_summary_and_a_run_that_has_nothing_lef
     second = summary_of(again)
     assert second["micro_search"]["source"] == "remembered"
     assert "nothing is left to train: the run has 3 steps, and the checkpoint is of step 3" in again.stderr
-    assert "3 of 4 samples on 1 rank (single, python); nothing was left to train" in again.stderr
+    assert "3 of 4 samples on 1 rank (single, python); no steps were left" in again.stderr
     assert second["final_loss"] is None
 
 
@@ -62,8 +62,8 @@ def test_the_utilisation_of_a_card_with_a_known_peak_is_in_the_summary() -> None
 def test_time_that_is_not_that_of_steps_is_said_beside_it() -> None:
     known = {"wall_seconds": 13.0, "world_size": 1, "strategy": "single", "launcher": "python", "global_batch": 4}
     told = render_summary({**known, "train_seconds": 9.0, "compile_seconds": 2.5, "aside_seconds": 1.25}, Path("/r"))
-    assert "9.00 s of training (2.50 s of it compiling, 1.25 s of it evaluating and saving), 13 s in all" in told
-    assert "9.00 s of training, 13 s in all" in render_summary({**known, "train_seconds": 9.0}, Path("/r"))
+    assert "9.00 s of training (2.50 s of it compiling, 1.25 s of it evaluating and saving), 13 s in total" in told
+    assert "9.00 s of training, 13 s in total" in render_summary({**known, "train_seconds": 9.0}, Path("/r"))
 
 
 @pytest.mark.e2e

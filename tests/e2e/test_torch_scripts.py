@@ -143,7 +143,7 @@ def test_a_script_that_leads_ranks_of_its_own_runs_as_planned(trainkit: Trainkit
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ranks 2\n"
     assert "warning" not in done.stderr
-    assert "as planned, seen in 1 rank: ddp, cpu; the script made 2 ranks itself" in done.stderr
+    assert "as planned, seen in 1 rank: ddp, cpu; the script itself started 2 ranks" in done.stderr
 
 
 def test_torchrun_without_a_number_starts_a_group_of_one_as_by_hand(trainkit: Trainkit, tmp_path: Path) -> None:

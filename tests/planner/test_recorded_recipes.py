@@ -19,7 +19,7 @@ from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml_writer import resolved_yaml
-from trainkit.runner.nodes.assembly import comparable
+from trainkit.runner.nodes.assembly import comparable_leaves
 from trainkit.schedulers.jobs.node import BOUND_HERE, SAID
 
 SHIPPED = Disk().shipped()
@@ -53,7 +53,7 @@ def outcome(resolved: Resolved, facts: Facts) -> Outcome:
         return {each.key: each.what for each in error.diagnostics}, set()
     found = {
         key: value
-        for key, value in comparable(plan).items()
+        for key, value in comparable_leaves(plan).items()
         if not key.startswith(BOUND_HERE) and not key.endswith(SAID)
     }
     return found, {each.what for each in plan.notices if " dropped: " not in each.what}

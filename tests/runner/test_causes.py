@@ -39,7 +39,7 @@ def program(layout: RunLayout, kind: str, source: str, *words: str) -> RunLayout
     [
         ("KeyError: 'LOCAL_RANK'", "the script reads LOCAL_RANK, which a launcher sets"),
         ("rendezvous: environment variable RANK expected, but not set", "the script reads RANK, which a launcher sets"),
-        ("RuntimeError: Distributed package doesn't have NCCL built in", "on a CPU it must ask for gloo"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "on a CPU it must use gloo"),
         ("AssertionError: Torch not compiled with CUDA enabled", "this run has no GPU"),
         ("t.py: error: the following arguments are required: --out, --local_rank", "program.local_rank: true"),
         ("t.py: error: unrecognized arguments: --local-rank=1", "program.local_rank: false"),
@@ -50,13 +50,13 @@ def program(layout: RunLayout, kind: str, source: str, *words: str) -> RunLayout
             "Accelerator no longer takes fp16: leave it out, or write mixed_precision='fp16', and say precision: fp16 ",
         ),
         ("AttributeError: 'BertModel' object has no attribute 'to_bettertransformer'", "scaled_dot_product_attention"),
-        ("AttributeError: partially initialized module 'torch' has no", "a file beside the script may have the name"),
-        ("ModuleNotFoundError: No module named 'flash_attn'", "the package that brings flash_attn"),
-        ("[rank0]: ModuleNotFoundError: No module named 'own.part'", "the package that brings own.part"),
+        ("AttributeError: partially initialized module 'torch' has no", "a file beside the script may shadow a module"),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "the package that provides flash_attn"),
+        ("[rank0]: ModuleNotFoundError: No module named 'own.part'", "the package that provides own.part"),
         ("Failed to load a kernel: No module named 'kernels'. Please install it", ""),
         (
             "Failed: No module named 'kernels'.\nModuleNotFoundError: No module named 'own'",
-            "the package that brings own ",
+            "the package that provides own ",
         ),
         ("torch.OutOfMemoryError: CUDA out of memory.", "lower batch.micro"),
         ("KeyError: 'rank'", ""),
@@ -72,13 +72,31 @@ def test_what_a_log_says_is_answered(log: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "source", "words", "differs", "cause"),
     [
-        ("accelerate", "", "--cpu", SAID.format("zero2", "ddp is in force"), "Accelerator(cpu=True) by --cpu leaves"),
+        ("accelerate", "", "--cpu", SAID.format("zero2", "ddp is in force"), "Accelerator(cpu=True) by --cpu disables"),
         ("accelerate", "import x\na = Accelerator(\n    cpu=True)", "", SAID.format("zero3", ALONE), "(train.py:2)"),
-        ("accelerate", "p = DeepSpeedPlugin(zero_stage=3)", "", SAID.format("zero2", "zero3 is in force"), "a plugin"),
+        (
+            "accelerate",
+            "p = DeepSpeedPlugin(zero_stage=3)",
+            "",
+            SAID.format("zero2", "zero3 is in force"),
+            "its own plugin",
+        ),
         ("accelerate", "", "", SAID.format("ddp", ALONE), "accelerator.prepare()"),
         ("accelerate", "", "--mixed_precision=no", "dtype bf16 was planned, and it is fp32", "by --mixed_precision=no"),
-        ("deepspeed", "e = initialize(config={})", "", SAID.format("zero2", "zero3 is in force"), "is made in the"),
-        ("hf", "", "--no_cuda", "device cuda was planned, and it is cpu", "stay on the CPU by --no_cuda"),
+        (
+            "deepspeed",
+            "e = initialize(config={})",
+            "",
+            SAID.format("zero2", "zero3 is in force"),
+            "built in the script",
+        ),
+        (
+            "hf",
+            "",
+            "--no_cuda",
+            "device cuda was planned, and it is cpu",
+            "the program is kept on the CPU by --no_cuda",
+        ),
         ("torch", "", "", f"world size 2 was planned, and it is 1; {SAID.format('ddp', ALONE)}", "init_process_group"),
         ("torch", "", "", SAID.format("ddp", ALONE), "not wrapped in DistributedDataParallel"),
         (
@@ -86,7 +104,7 @@ def test_what_a_log_says_is_answered(log: str, hint: str) -> None:
             "from transformers import Trainer; t = Trainer(model)",
             "",
             SAID.format("ddp", ALONE),
-            "on Trainer (train.py:1), which program.kind",
+            "uses Trainer (train.py:1), which gets the plan only with program.kind",
         ),
         (
             "torch",
@@ -121,7 +139,7 @@ def test_a_difference_is_said_once_with_its_cause(layout: RunLayout) -> None:
         write_record(str(layout.attempt(1).root), record)
     verdict = Verdict(1, "plan", f"rank 1 does not run what was planned: {differs}", 1)
     first, second, *_ = describe_failure(verdict, layout.attempt(1), 0).splitlines()
-    assert first == "the run failed: rank 1 does not run what was planned, as is said above"
+    assert first == "the run failed: rank 1 does not run what was planned (see above)"
     assert second.startswith("most likely: Accelerator(cpu=True) by --cpu")
     assert describe_failure(verdict, layout.attempt(1), None).startswith(f"the run failed: {verdict.why}\n")
 

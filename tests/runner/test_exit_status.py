@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainkit.files import read_json
-from trainkit.runner.report.exit_status import TRAINKIT_KILLED, Observed, Stop, Verdict, judge, write_status
+from trainkit.runner.report.exit_status import TRAINKIT_KILLED, Evidence, Stop, Verdict, decide_verdict, write_status
 from trainkit.runner.rundir.records import Pids, RankRecord
 from trainkit.runner.supervisor.channel import Spec
 
@@ -19,15 +19,15 @@ def rank(number: int, ended: float | None = 1.0, exit_code: int | None = 0, **kn
     return RankRecord(number, number, "host", 100 + number, 200 + number, exit_code=exit_code, **times, **known)
 
 
-def seen(*records: RankRecord, launcher_exit: int | None = 0, **known: Any) -> Observed:
-    return Observed("torchrun", launcher_exit, records, expected_ranks=len(records), **known)
+def seen(*records: RankRecord, launcher_exit: int | None = 0, **known: Any) -> Evidence:
+    return Evidence("torchrun", launcher_exit, records, expected_ranks=len(records), **known)
 
 
 KILLED = rank(1, exit_code=None, signal=9)
 REMOVED = "the run directory was removed while it ran"
 TOLD = rank(0, ended=2.0, exit_code=None, signal=15, told_to_stop=True)
 
-CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
+CASES: dict[str, tuple[Evidence, int, str | None, int | None]] = {
     "everything went well": (seen(rank(0), rank(1)), 0, None, None),
     "one failed, the launcher ended the other": (seen(TOLD, rank(1, exit_code=7), launcher_exit=1), 7, "program", 1),
     "one was stopped from outside, and the other failed without it": (
@@ -83,10 +83,10 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
         seen(rank(0, ended=None), vanished={0: 1.0}, records_lost=REMOVED), 0, None, None,
     ),
     "it was removed before any rank was seen, and all ended well": (
-        Observed("python", 0, records_lost=REMOVED), 0, None, None,
+        Evidence("python", 0, records_lost=REMOVED), 0, None, None,
     ),
     "it was removed before any rank was seen, and deepspeed may have lost one": (
-        Observed("deepspeed", 0, records_lost=REMOVED), 1, "launcher", None,
+        Evidence("deepspeed", 0, records_lost=REMOVED), 1, "launcher", None,
     ),
     "it was removed, and only the launcher's code is left": (
         seen(rank(0, ended=None), launcher_exit=1, vanished={0: 1.0}, records_lost=REMOVED), 1, "rank", None,
@@ -95,10 +95,10 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
         seen(rank(0, ended=None), launcher_exit=-9, vanished={0: 1.0}, records_lost=REMOVED), 137, "rank", 0,
     ),
     "the disk failed before any rank had registered": (
-        Observed("torchrun", 1, records_lost="it cannot be written"), 1, "launcher", None,
+        Evidence("torchrun", 1, records_lost="it cannot be written"), 1, "launcher", None,
     ),
     "a rank could not register, and the launcher ended the other": (
-        Observed("torchrun", 1, [rank(0, exit_code=143, told_to_stop=True)], expected_ranks=2, records_lost="full"),
+        Evidence("torchrun", 1, [rank(0, exit_code=143, told_to_stop=True)], expected_ranks=2, records_lost="full"),
         1, "launcher", None,
     ),
     "the time of day jumps back, and the first cause stays the first": (
@@ -114,15 +114,15 @@ CASES: dict[str, tuple[Observed, int, str | None, int | None]] = {
     "deepspeed's launcher may have lost the rank": (
         seen(rank(0, ended=None), vanished={0: 1.0})._replace(launcher="deepspeed"), 137, "rank", 0,
     ),
-    "a preparation failed": (Observed("torchrun", None, preparation=("build ops", 4)), 4, "preparation", None),
-    "fewer ranks ran than planned": (Observed("accelerate", 0, [rank(0)], expected_ranks=2), 1, "launcher", None),
+    "a preparation failed": (Evidence("torchrun", None, preparation=("build ops", 4)), 4, "preparation", None),
+    "fewer ranks ran than planned": (Evidence("accelerate", 0, [rank(0)], expected_ranks=2), 1, "launcher", None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_cause_decides(name: str) -> None:
     observed, code, failure, culprit = CASES[name]
-    verdict = judge(observed)
+    verdict = decide_verdict(observed)
     assert (verdict.exit_code, verdict.failure, verdict.rank) == (code, failure, culprit)
     assert bool(verdict.why) == (code != 0)
 
@@ -130,18 +130,18 @@ def test_the_first_cause_decides(name: str) -> None:
 @pytest.mark.parametrize("kills", [0, 1])
 def test_a_trainkit_that_the_kernel_ended_is_said_with_the_reason(kills: int) -> None:
     killed = seen(TOLD, launcher_exit=1, stop=Stop(1.0, TRAINKIT_KILLED), memory_kills=kills)
-    assert judge(killed).why.startswith("trainkit was killed")
-    assert ("memory ran out" in judge(killed).why) is bool(kills)
+    assert decide_verdict(killed).why.startswith("trainkit was killed")
+    assert ("memory ran out" in decide_verdict(killed).why) is bool(kills)
     stuck = seen(TOLD, launcher_exit=1, stop=Stop(1.0, "torchrun did not end the run"), memory_kills=kills)
-    assert "memory" not in judge(stuck).why
+    assert "memory" not in decide_verdict(stuck).why
 
 
 @pytest.mark.parametrize("code", [125, 126, 127])
 def test_a_container_that_does_not_start_is_what_the_machine_lacks(code: int) -> None:
-    for seen in (Observed("torchrun", code, container="podman"), Observed("python", None, preparation=("look", code))):
-        verdict = judge(seen._replace(container="podman"))
+    for seen in (Evidence("torchrun", code, container="podman"), Evidence("python", None, preparation=("look", code))):
+        verdict = decide_verdict(seen._replace(container="podman"))
         assert verdict.exit_code == 4 and "podman could not start the container" in verdict.why
-    assert judge(Observed("torchrun", code)).exit_code == code
+    assert decide_verdict(Evidence("torchrun", code)).exit_code == code
 
 
 def test_only_the_end_of_a_run_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

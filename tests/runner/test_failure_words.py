@@ -78,7 +78,7 @@ def test_ranks_that_failed_alike_are_counted_and_the_output_that_was_shown_is_no
     fail(attempt, 3, "", stopped=True)
     assert describe_failure(FAILED, attempt, 0).splitlines() == [
         "the run failed: rank 1 exited with code 7",
-        "2 ranks failed alike: 0, 1",
+        "2 ranks failed in the same way: 0, 1",
         "1 rank failed after it, in another way: 2",
         f"its log: {attempt.log(1, 'err')}",
     ]
@@ -111,7 +111,7 @@ def test_a_launcher_fails_of_what_it_met_first_and_not_of_its_own_clean_up(attem
         traceback(0, "RuntimeError: can't start new thread") + traceback(0, "RuntimeError: cannot join thread")
     )
     *_, first, hint = describe_failure(failed, attempt, None).splitlines()
-    assert first.startswith("what launcher.log shows first: no more threads may be started")
+    assert first.startswith("first error in launcher.log: no more threads may be started")
     assert hint.startswith("next: raise the number of processes") and "memory" in hint
 
 
@@ -128,5 +128,5 @@ def test_a_run_directory_that_is_gone_is_said_once(attempt: AttemptLayout) -> No
     attempt.ranks.mkdir()
     assert remarks(attempt, Verdict(0)) == []
     shutil.rmtree(attempt.root)
-    assert remarks(attempt, Verdict(0)) == [f"warning: {REMOVED}: what it had written before is gone"]
+    assert remarks(attempt, Verdict(0)) == [f"warning: {REMOVED}: what was written there is gone"]
     assert remarks(attempt, Verdict(7, "program", f"rank 0 exited with code 7; {REMOVED}", 0)) == []

@@ -29,15 +29,15 @@ from trainkit.heartbeat import (
     STEPS,
     Heartbeat,
     groups_of,
-    read,
+    read_heartbeat,
     read_paces,
-    write_flight,
+    write_flight_record,
 )
 from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir.records import RankRecord
-from trainkit.runner.watch.activity import FEW, STEADY, Joins, Question, State
-from trainkit.runner.watch.dumping import Dump, View, _Asked
-from trainkit.runner.watch.judge import Found, describe, judge, own_place
+from trainkit.runner.watch.activity import FEW, STEADY, FlightRecordPoll, JoinedCollectives, State
+from trainkit.runner.watch.dumping import Dump, RankView, _Asked
+from trainkit.runner.watch.hang_cause import DumpedRank, describe, hang_cause, innermost_own_frame
 from trainkit.runner.watch.timing import Limits, Pace, PhaseTiming, is_sure, stalled, stragglers
 from trainkit.runner.watch.watch import Watch
 
@@ -95,9 +95,9 @@ def test_of_a_program_that_says_nothing_a_hang_is_never_sure() -> None:
     assert is_sure([PhaseTiming(0, 0.0, START, longest(), pause=2.0, steady=True)])
 
 
-def joins(*numbers: int) -> Joins:
+def joins(*numbers: int) -> JoinedCollectives:
     """Of a rank that says these numbers, three seconds apart."""
-    found = Joins()
+    found = JoinedCollectives()
     for look, number in enumerate(numbers):
         found.see(number, 100.0 + 3 * look)
     return found
@@ -122,26 +122,26 @@ def test_a_program_says_how_many_collectives_it_has_joined_when_it_is_asked(monk
     heartbeat = Heartbeat(page)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace=dump))
     heartbeat.note_collectives()
-    seen = read(bytes(page))
+    seen = read_heartbeat(bytes(page))
     assert seen is not None
     assert seen.joined == 42
     assert seen.longest == (0.0,) * len(PHASES)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace=lambda: b""))
     heartbeat.note_collectives()  # of a torch whose recorder takes no such word
-    assert read(bytes(page)) == seen
+    assert read_heartbeat(bytes(page)) == seen
 
 
-def rank(number: int, *, last: int, waits: str = "", place: str = "train.py:69", **other: object) -> Found:
+def rank(number: int, *, last: int, waits: str = "", place: str = "train.py:69", **other: object) -> DumpedRank:
     waiting = [[last, waits, 60.0, place]] if waits else []
     known = {"groups": {"default_pg (gloo)": {"last": last, "waiting": waiting}}}
     facts = {"host": f"tk{number + 1}", "pid": 580 + number, "seconds": 62.0, "phase": BACKWARD, "step": 13}
-    found: Found = decode(Found, {"rank": number, **known, **facts, **other})
-    assert decode(Found, json.loads(json.dumps(found.as_data()))) == found
+    found: DumpedRank = decode(DumpedRank, {"rank": number, **known, **facts, **other})
+    assert decode(DumpedRank, json.loads(json.dumps(found.as_data()))) == found
     return found
 
 
 def test_a_stopped_rank_is_named_with_what_it_has_not_joined() -> None:
-    found, host = judge(
+    found, host = hang_cause(
         [rank(0, last=15, waits="all_reduce"), rank(1, last=0, groups={}, letter="T", waits_in="do_signal_stop")]
     )
     assert found == (
@@ -153,7 +153,7 @@ def test_a_stopped_rank_is_named_with_what_it_has_not_joined() -> None:
 
 def test_a_rank_behind_is_named_with_its_place() -> None:
     behind = rank(2, last=14, place="", phase=DATA)._replace(place="data.py:12 in __getitem__")
-    found, host = judge([rank(0, last=15, waits="all_reduce"), rank(1, last=15, waits="all_reduce"), behind])
+    found, host = hang_cause([rank(0, last=15, waits="all_reduce"), rank(1, last=15, waits="all_reduce"), behind])
     assert found == (
         "rank 2 (tk3, pid 582) has not joined all_reduce 15 of default_pg for 62 s; ranks 0, 1 wait there (train.py:69)"
         ". It is at data.py:12 in __getitem__, last seen in data of step 14"
@@ -175,11 +175,13 @@ def test_who_waits_in_another_group_is_not_the_one() -> None:
     first = {"all (nccl)": {"last": 7, "waiting": [[7, "all_reduce", 60.0, ""]]}}
     second, third = groups(6, 3, "pair (nccl)"), groups(6, 2)
     ranks = [rank(number, last=0, groups=known) for number, known in enumerate((first, second, third))]
-    assert judge(ranks).text.startswith("rank 2 (tk3, pid 582) has not joined all_")
+    assert hang_cause(ranks).text.startswith("rank 2 (tk3, pid 582) has not joined all_")
 
 
 def test_different_collectives_under_the_same_number_are_a_mismatch() -> None:
-    found, host = judge([rank(0, last=15, waits="all_reduce"), rank(1, last=15, waits="barrier", place="train.py:80")])
+    found, host = hang_cause(
+        [rank(0, last=15, waits="all_reduce"), rank(1, last=15, waits="barrier", place="train.py:80")]
+    )
     assert found == (
         "the ranks of default_pg have waited in different collectives for 62 s: rank 0 is in all_reduce 15 "
         "(train.py:69); rank 1 is in barrier 15 (train.py:80)"
@@ -188,7 +190,7 @@ def test_different_collectives_under_the_same_number_are_a_mismatch() -> None:
 
 
 def test_where_every_rank_waits_it_is_none_of_them() -> None:
-    found, host = judge([rank(each, last=812, waits="all_reduce") for each in range(4)])
+    found, host = hang_cause([rank(each, last=812, waits="all_reduce") for each in range(4)])
     assert found == (
         "every rank has been in all_reduce 812 of default_pg (train.py:69) for 62 s: "
         "the network or a device holds it up"
@@ -198,36 +200,40 @@ def test_where_every_rank_waits_it_is_none_of_them() -> None:
 
 def test_who_is_no_running_rank_is_named_where_no_other_explains_it() -> None:
     waits, sleeps = rank(0, last=15, waits="all_reduce"), rank(1, last=14)
-    gone = Found(2, "tk3", 582, ended=True)
-    launcher = Found(-1, "tk2", 9, 130.0, letter="S", launcher="torchrun")
-    assert judge([waits, gone, launcher]) == (
+    gone = DumpedRank(2, "tk3", 582, ended=True)
+    launcher = DumpedRank(-1, "tk2", 9, 130.0, letter="S", launcher="torchrun")
+    assert hang_cause([waits, gone, launcher]) == (
         (
             "rank 2 (tk3, pid 582, has ended) has not joined all_reduce 15 of default_pg for 62 s; rank 0 waits there "
             "(train.py:69)"
         ),
         "",
     )
-    assert judge([waits, sleeps, gone, launcher]).text.startswith("rank 1 (tk2, pid 581) has not joined all_reduce 15")
-    assert judge([rank(0, last=0), launcher]) == ("torchrun (tk2, pid 9) has had no rank running for 130 s", "tk2")
+    assert hang_cause([waits, sleeps, gone, launcher]).text.startswith(
+        "rank 1 (tk2, pid 581) has not joined all_reduce 15"
+    )
+    assert hang_cause([rank(0, last=0), launcher]) == ("torchrun (tk2, pid 9) has had no rank running for 130 s", "tk2")
     stopped = launcher._replace(letter="T")
-    assert judge([waits, sleeps, gone, stopped]).text.startswith("torchrun (tk2, pid 9, state T stopped) has had no ")
-    assert judge([gone]).text == "no rank has answered"
+    assert hang_cause([waits, sleeps, gone, stopped]).text.startswith(
+        "torchrun (tk2, pid 9, state T stopped) has had no "
+    )
+    assert hang_cause([gone]).text == "no rank has answered"
 
 
 def test_without_a_flight_recorder_the_rank_with_fewer_steps_is_named() -> None:
-    ranks = [Found(0, "a", 5, 30.0, STEPS, 8), Found(1, "b", 6, 30.0, STEPS, 7)]
-    assert judge(ranks).text == "rank 1 (b, pid 6) has not moved for 30 s. Last seen in step 8"
-    assert judge([Found(0, "a", 5, 30.0, DATA, 7, place="x.py:3 in f")]).text == (
+    ranks = [DumpedRank(0, "a", 5, 30.0, STEPS, 8), DumpedRank(1, "b", 6, 30.0, STEPS, 7)]
+    assert hang_cause(ranks).text == "rank 1 (b, pid 6) has not moved for 30 s. Last seen in step 8"
+    assert hang_cause([DumpedRank(0, "a", 5, 30.0, DATA, 7, place="x.py:3 in f")]).text == (
         "rank 0 (a, pid 5) has not moved for 30 s. It is at x.py:3 in f, last seen in data of step 8"
     )
-    alike = [Found(each, "a", 5 + each, 30.0, None, 0, waits_in="futex_wait") for each in (0, 1)]
-    assert judge(alike, ["node 1 (b)"]).text == (
+    alike = [DumpedRank(each, "a", 5 + each, 30.0, None, 0, waits_in="futex_wait") for each in (0, 1)]
+    assert hang_cause(alike, ["node 1 (b)"]).text == (
         "no rank has moved for 30 s: rank 0 waits in futex_wait; rank 1 waits in futex_wait; node 1 (b) did not answer"
     )
 
 
 def test_a_rank_is_described_in_a_line() -> None:
-    assert describe(Found(1, "tk2", 9, 0.31, BACKWARD, 13, place="t.py:4 in f")) == (
+    assert describe(DumpedRank(1, "tk2", 9, 0.31, BACKWARD, 13, place="t.py:4 in f")) == (
         "rank 1 (tk2, pid 9): backward of step 14 for 0.3 s, it is at t.py:4 in f"
     )
 
@@ -257,7 +263,7 @@ def test_an_evaluation_that_computes_is_slow_and_one_that_does_not_hangs_after_t
             time.sleep(0.05)
         rank.kill()
     assert (attempt / "dumps").exists() is hangs
-    assert describe(Found(0, "tk1", 9, 1.0, EVALUATION, 2)).endswith(": evaluation after step 2 for 1.0 s")
+    assert describe(DumpedRank(0, "tk1", 9, 1.0, EVALUATION, 2)).endswith(": evaluation after step 2 for 1.0 s")
 
 
 # As torch 2.13 wrote it on gloo, without the fields that nobody reads.
@@ -299,10 +305,10 @@ def test_an_answer_is_written_beside_what_has_its_place_and_never_through_it(
     dumps.mkdir(parents=True)
     for name in ("rank-0.flight.json", "rank-0.flight.json.part"):
         (dumps / name).symlink_to(tmp_path / "victim")
-    write_flight(str(dumps / "rank-0.flight.json"), publish)
+    write_flight_record(str(dumps / "rank-0.flight.json"), publish)
     assert read_json(dumps / "rank-0.flight.json") == {"groups": {"default_pg (gloo)": {"last": 3, "waiting": []}}}
     (tmp_path / "attempts" / "2").symlink_to("1")
-    write_flight(str(tmp_path / "attempts" / "2" / ".flight-0.json"), publish)
+    write_flight_record(str(tmp_path / "attempts" / "2" / ".flight-0.json"), publish)
     assert [path.name for path in (tmp_path / "attempts" / "1").iterdir()] == ["dumps"]
     assert (tmp_path / "victim").read_text() == "precious"
 
@@ -317,7 +323,7 @@ def test_an_answer_is_written_beside_what_has_its_place_and_never_through_it(
 def test_a_forged_answer_of_a_flight_recorder_is_as_none(tmp_path: Path, groups: object) -> None:
     path = tmp_path / "attempts" / "1" / ".flight-0.json"
     path.parent.mkdir(parents=True)
-    question = Question(str(path))
+    question = FlightRecordPoll(str(path))
     assert question.waits("", 0.0, 1e9, 1e10) == 0.0
     path.write_text(json.dumps({"groups": groups}))
     assert question.waits("", 1.0, 1e12, 1e10) == 0.0
@@ -327,7 +333,7 @@ def test_a_forged_answer_of_a_flight_recorder_is_as_none(tmp_path: Path, groups:
 
     dump = Dump(str(path.parent / "dumps"), [], lambda *_: 0)
     (path.parent / "dumps" / "rank-0.flight.json").write_text(json.dumps({"groups": groups}))
-    view = View(RankRecord(0, 0, "tk1", 580), alive=False)
+    view = RankView(RankRecord(0, 0, "tk1", 580), alive=False)
     asked = _Asked(view, None, 0, State(), 0, f"{path.parent}/dumps/rank-0.flight.json", 0)
     assert dump._found(asked, 1.0).groups == {}
 
@@ -343,9 +349,9 @@ Current thread 0x00007fa4cb63ab80 (most recent call first):
 
 
 def test_the_place_is_the_main_threads_innermost_frame_of_the_programs_own() -> None:
-    assert own_place(STACK) == "train me.py:49 in backward"
-    assert own_place(STACK.partition('  File "/home/u/train')[0]) == "graph.py:979 in _engine_run_backward"
-    assert own_place("") == ""
+    assert innermost_own_frame(STACK) == "train me.py:49 in backward"
+    assert innermost_own_frame(STACK.partition('  File "/home/u/train')[0]) == "graph.py:979 in _engine_run_backward"
+    assert innermost_own_frame("") == ""
 
 
 def test_what_is_stamped_is_read_again() -> None:
@@ -356,7 +362,7 @@ def test_what_is_stamped_is_read_again() -> None:
         heartbeat.set_phase(BACKWARD)
         heartbeat.step_done(step + 1)
     heartbeat.set_phase(CHECKPOINT)
-    seen = read(bytes(page))
+    seen = read_heartbeat(bytes(page))
     assert seen is not None
     assert (seen.step, PHASES[seen.phase]) == (PACES + 5, "checkpoint")
     assert seen.longest[BACKWARD] > 0
@@ -364,8 +370,8 @@ def test_what_is_stamped_is_read_again() -> None:
     steps = read_paces(bytes(page))
     assert len(steps) == PACES
     assert all(0 < own <= whole for whole, own in steps)
-    assert read(bytes(PAGE)) is None
-    assert read(b"") is None
+    assert read_heartbeat(bytes(PAGE)) is None
+    assert read_heartbeat(b"") is None
 
 
 def test_a_rank_of_its_own_slowness_is_named_and_no_other() -> None:

@@ -21,8 +21,8 @@ from handmade_plans import RUN_HANDMADE, make_plan, of_nodes
 import trainkit
 from trainkit.files import read_json
 from trainkit.runner.nodes import roll_call
-from trainkit.runner.nodes.assembly import comparable
-from trainkit.runner.nodes.line import Line
+from trainkit.runner.nodes.assembly import comparable_leaves
+from trainkit.runner.nodes.connection import Connection
 from trainkit.runner.nodes.roll_call import Report, digest_of
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
@@ -49,15 +49,15 @@ class Others:
     """All nodes but the first."""
 
     def __init__(self, port: int, digest: str, folder: str) -> None:
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, Connection] = {}
         self.heard: dict[int, dict[str, Any]] = {}
         self._selector = selectors.DefaultSelector()
         for node in range(1, NODES):
-            line = self.lines[node] = self._let_in(Line(self._connected(port)), folder, port)
+            line = self.lines[node] = self._let_in(Connection(self._connected(port)), folder, port)
             self._selector.register(line, selectors.EVENT_READ, node)
             line.send(asdict(Report(node, f"tk{node}", "handmade", trainkit.__version__, digest, str(node))))
 
-    def _let_in(self, line: Line, folder: str, port: int) -> Line:
+    def _let_in(self, line: Connection, folder: str, port: int) -> Connection:
         """The line, once it has proved that it has the token."""
         line.send({"nonce": NONCE})
         answer = line.next_message(SECONDS)
@@ -117,7 +117,7 @@ def test_600_nodes_are_one_run_where_512_files_may_be_open(tmp_path: Path) -> No
     node_zero = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment())
     others = None
     try:
-        others = Others(port + 1, digest_of(comparable(plan)), plan.output_root)
+        others = Others(port + 1, digest_of(comparable_leaves(plan)), plan.output_root)
         others.until_all("start", {"ready": True})
         others.until_all("go")
         run = next((tmp_path / "runs" / "handmade").iterdir())

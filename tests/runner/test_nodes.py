@@ -21,8 +21,15 @@ from trainkit.errors import MachineError
 from trainkit.files import publish
 from trainkit.launch_plan.model import NodeGroup, Plan, Topology
 from trainkit.runner.nodes import assembly, control, roll_call
-from trainkit.runner.nodes.assembly import Assembly, Rendezvous, assemble, comparable, report_unfit, where
-from trainkit.runner.nodes.control import Control, Neighbour, NodeEnd, has_lost_peer, judge_nodes
+from trainkit.runner.nodes.assembly import (
+    Assembly,
+    Rendezvous,
+    assemble,
+    comparable_leaves,
+    node_0_address,
+    report_unfit,
+)
+from trainkit.runner.nodes.control import Control, Neighbour, NodeEnd, decide_verdict_of_nodes, has_lost_peer
 from trainkit.runner.nodes.roll_call import RefusedRunError, Start
 from trainkit.runner.rendezvous import free_port
 from trainkit.runner.report.exit_status import Verdict
@@ -93,7 +100,7 @@ def test_a_node_that_does_not_come_is_named_and_nothing_is_left(meet: Meet, tmp_
 
 def test_a_node_that_is_there_twice_is_refused_on_all(meet: Meet) -> None:
     found = meet(plan_of(3, f"127.0.0.1:{free_port()}"), 0, 1, 1)
-    assert {"is there twice" in each for each in refusals(found)} == {True}
+    assert {"was started twice" in each for each in refusals(found)} == {True}
 
 
 def test_a_node_with_another_plan_is_refused_with_what_differs(meet: Meet) -> None:
@@ -106,25 +113,29 @@ def test_what_each_machine_decides_for_itself_may_differ() -> None:
     plan = plan_of(2)
     groups = (NodeGroup(2, 1, ("GPU-1",)),)
     other = replace(plan, topology=Topology("cpu", groups), resume=replace(plan.resume, reason="another"))
-    assert comparable(plan) == comparable(other)
-    assert comparable(plan) != comparable(replace(plan, output_root="elsewhere"))
+    assert comparable_leaves(plan) == comparable_leaves(other)
+    assert comparable_leaves(plan) != comparable_leaves(replace(plan, output_root="elsewhere"))
 
 
 def test_the_place_to_meet_is_the_plans_or_the_jobs() -> None:
-    assert where(Rendezvous.of(plan_of(2, "node-a:29400")), Place(1)) == ("node-a", (29401,))
-    assert where(Rendezvous.of(plan_of(2, "[fe80::1]:29400")), Place(1)) == ("fe80::1", (29401,))
+    assert node_0_address(Rendezvous.of(plan_of(2, "node-a:29400")), Place(1)) == ("node-a", (29401,))
+    assert node_0_address(Rendezvous.of(plan_of(2, "[fe80::1]:29400")), Place(1)) == ("fe80::1", (29401,))
     job = Place(1, 2, ("gpu1", "gpu2"), "77.0.0")
-    assert where(Rendezvous.of(plan_of(2)), job) == where(Rendezvous.of(plan_of(2)), replace(job, node=0))
-    assert where(Rendezvous.of(plan_of(2)), job) != where(Rendezvous.of(plan_of(2)), replace(job, start="78.0.0"))
+    assert node_0_address(Rendezvous.of(plan_of(2)), job) == node_0_address(
+        Rendezvous.of(plan_of(2)), replace(job, node=0)
+    )
+    assert node_0_address(Rendezvous.of(plan_of(2)), job) != node_0_address(
+        Rendezvous.of(plan_of(2)), replace(job, start="78.0.0")
+    )
     with pytest.raises(MachineError, match=r"nodes\.rendezvous"):
-        where(Rendezvous.of(plan_of(2)), Place(1))
+        node_0_address(Rendezvous.of(plan_of(2)), Place(1))
 
 
 @pytest.mark.parametrize("rendezvous", ["a..b:29400", f"{'x' * 64}.org:29400", "tk1:65535"])
 def test_a_place_that_there_cannot_be_is_refused_at_once(rendezvous: str) -> None:
     for node in (0, 1):
-        with pytest.raises(MachineError, match=r"node 0 cannot be called|65535 has none"):
-            where(Rendezvous.of(plan_of(2, rendezvous)), Place(node))
+        with pytest.raises(MachineError, match=r"is not a valid host name for node 0|65535 has none"):
+            node_0_address(Rendezvous.of(plan_of(2, rendezvous)), Place(node))
 
 
 def test_a_run_directory_that_another_node_cannot_look_at_is_refused_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +213,7 @@ def test_a_node_that_is_gone_is_named_and_ends_the_others(monkeypatch: pytest.Mo
     third.until(lambda: third.control.order)
     monkeypatch.setattr(control, "LOST_AT_END_SECONDS", -1.0)
     third.until(lambda: third.control.said)
-    assert third.control.said[0].startswith("node 0 (tk0) was lost: nothing was heard of it")
+    assert third.control.said[0].startswith("node 0 (tk0) was lost: no heartbeat")
 
 
 def test_a_node_that_joins_late_hears_what_it_has_missed() -> None:
@@ -226,7 +237,7 @@ def test_a_node_that_stood_still_itself_has_lost_nobody(monkeypatch: pytest.Monk
     assert not first.control.said
     monkeypatch.setattr(first.control, "_heard", {1: -100.0})
     first.wait(0)
-    assert first.control.said == ["node 1 (tk1) was lost: nothing was heard of it for 30 s"]
+    assert first.control.said == ["node 1 (tk1) was lost: no heartbeat for 30 s"]
 
 
 def test_a_node_that_fell_silent_before_the_order_to_end_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +294,7 @@ def end(node: int, at: float, verdict: Verdict, *, consequence: bool = False) ->
     ],
 )  # fmt: skip
 def test_the_first_cause_counts_and_no_consequence(ends: list[NodeEnd], code: int, why: str) -> None:
-    found = judge_nodes(ends)
+    found = decide_verdict_of_nodes(ends)
     assert found.exit_code == code
     assert why in found.why
 
@@ -291,7 +302,7 @@ def test_the_first_cause_counts_and_no_consequence(ends: list[NodeEnd], code: in
 def test_a_signal_to_all_nodes_is_said_of_none() -> None:
     told = Verdict(143, "signal", "trainkit received SIGTERM", signal=15)
     others = Verdict(137, "trainkit", "node 1 (tk1): trainkit received SIGTERM")
-    found = judge_nodes([NodeEnd(0, "tk0", 2, others, True, 15), NodeEnd(1, "tk1", 1, told, received=15)])
+    found = decide_verdict_of_nodes([NodeEnd(0, "tk0", 2, others, True, 15), NodeEnd(1, "tk1", 1, told, received=15)])
     assert (found.exit_code, found.why) == (143, "trainkit received SIGTERM")
 
 
@@ -371,7 +382,7 @@ def test_node_0_listens_on_each_of_its_addresses_that_its_name_means(monkeypatch
 @pytest.mark.parametrize(
     ("known", "why"),
     [
-        (("127.0.1.1",), "tk1 is 127.0.1.1 on it, where no other machine finds it"),
+        (("127.0.1.1",), "tk1 is 127.0.1.1 on it, which no other machine can reach"),
         (("192.0.2.7",), "tk1 is 192.0.2.7, which is no address of this machine"),
     ],
 )
@@ -403,7 +414,7 @@ def test_node_0_takes_the_next_port_where_one_is_taken_on_any_of_its_addresses()
 
 def test_the_token_is_the_users_alone_and_gone_when_all_have_met(tmp_path: Path) -> None:
     path, said = roll_call.token_path(str(tmp_path / "runs"), "demo", ("tk1", 29401)), list[str]()
-    with roll_call.made_token(path, said.append) as made:
+    with roll_call.shared_token(path, said.append) as made:
         assert roll_call.read_token(path) == made
         assert Path(path).stat().st_mode & 0o777 == 0o600
         assert len({roll_call.token_path("runs", "demo", each) for each in (("tk1", 1), ("tk1", 2), ("tk2", 1))}) == 3
@@ -414,10 +425,10 @@ def test_the_token_is_the_users_alone_and_gone_when_all_have_met(tmp_path: Path)
 def test_a_start_that_is_refused_leaves_no_folder_that_its_token_made(tmp_path: Path) -> None:
     path = roll_call.token_path(str(tmp_path / "mine" / "runs"), "demo", ("tk1", 29401))
     (tmp_path / "mine").mkdir()
-    with pytest.raises(KeyboardInterrupt), roll_call.made_token(path, lambda _: None):
+    with pytest.raises(KeyboardInterrupt), roll_call.shared_token(path, lambda _: None):
         raise KeyboardInterrupt
     assert not list((tmp_path / "mine").iterdir())
-    with pytest.raises(KeyboardInterrupt), roll_call.made_token(path, lambda _: None):
+    with pytest.raises(KeyboardInterrupt), roll_call.shared_token(path, lambda _: None):
         (tmp_path / "mine" / "runs" / "another").touch()
         raise KeyboardInterrupt
     assert [each.name for each in (tmp_path / "mine" / "runs").iterdir()] == ["another"]
@@ -430,7 +441,7 @@ def test_a_token_that_another_user_may_have_put_there_is_not_read(tmp_path: Path
     with pytest.raises(OSError, match="not a regular file"):
         roll_call.read_token(str(link))
     real.write_text("ab" * 31)
-    with pytest.raises(OSError, match="it is no token"):
+    with pytest.raises(OSError, match="it is not a token"):
         roll_call.read_token(str(real))
     if os.geteuid():
         pytest.skip("only root can give a file to another user")
@@ -450,13 +461,13 @@ def test_a_folder_that_keeps_nothing_private_is_said(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(roll_call, "publish", published)
     said: list[str] = []
-    with roll_call.made_token(str(tmp_path / ".token-1"), said.append):
-        assert "keeps no file private" in said[0]
+    with roll_call.shared_token(str(tmp_path / ".token-1"), said.append):
+        assert "cannot be made private" in said[0]
 
 
 def test_a_token_that_cannot_be_written_is_refused_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    made = roll_call.made_token(str(tmp_path / "runs" / ".token-1"), lambda _: None)
+    made = roll_call.shared_token(str(tmp_path / "runs" / ".token-1"), lambda _: None)
     with pytest.raises(MachineError, match="the run's token, which lets other nodes in, cannot be written to"), made:
         pytest.fail("there is a token")
 
@@ -466,7 +477,7 @@ def test_nodes_that_do_not_share_a_folder_say_so(meet: Meet, tmp_path: Path, mon
     plan = plan_of(2, f"127.0.0.1:{free_port()}")
     first, second = meet(plan, plan1=replace(plan, output_root=str(tmp_path / "another")), seconds=4)
     assert "its token cannot be read here" in str(second.exception(SECONDS))
-    assert "waiting for node 1; 127.0.0.1 came without the run's token" in str(first.exception(SECONDS))
+    assert "waiting for node 1; 127.0.0.1 connected without the run's token" in str(first.exception(SECONDS))
 
 
 def test_the_token_stands_in_no_file_and_is_not_left(

@@ -23,10 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import MachineError
-from trainkit.runner.nodes import assembly, control, line, roll_call
-from trainkit.runner.nodes.assembly import join
+from trainkit.runner.nodes import assembly, control, roll_call
+from trainkit.runner.nodes import connection as line
+from trainkit.runner.nodes.assembly import join_node_0
+from trainkit.runner.nodes.connection import Connection, flush_all
 from trainkit.runner.nodes.control import Control, Neighbour
-from trainkit.runner.nodes.line import Line, flush_all
 from trainkit.runner.nodes.roll_call import SAY_SECONDS, Report, RollCall, Start, digest_of, say_after
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.supervisor.processes import spawn
@@ -49,12 +50,12 @@ def own_token(_place: tuple[str, int]) -> bytes:
     return TOKEN
 
 
-def pair() -> tuple[Line, socket.socket]:
+def pair() -> tuple[Connection, socket.socket]:
     near, far = socket.socketpair()
-    return Line(near), far
+    return Connection(near), far
 
 
-def everything(end: Line) -> tuple[list[dict[str, object]], bool]:
+def everything(end: Connection) -> tuple[list[dict[str, object]], bool]:
     """All messages until the other end is gone, and whether it was seen to be."""
     found: list[dict[str, object]] = []
     until = time.monotonic() + SECONDS
@@ -126,7 +127,7 @@ def test_a_descriptor_above_those_that_select_takes_is_read() -> None:
         pytest.skip(f"a process may have {hard} files open here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
     try:
-        high = Line(socket.socket(fileno=fcntl.fcntl(near.detach(), fcntl.F_DUPFD, 1500)))
+        high = Connection(socket.socket(fileno=fcntl.fcntl(near.detach(), fcntl.F_DUPFD, 1500)))
         far.sendall(b'{"beat": true}\n{"half')
         assert high.next_message(SECONDS) == {"beat": True}
         assert high.next_message(0.01) is None
@@ -163,7 +164,7 @@ class Called:
             end.sendall(json.dumps(message).encode() + b"\n")
         return end
 
-    def node(self, number: int, process: str = "") -> Future[tuple[Line, Start]]:
+    def node(self, number: int, process: str = "") -> Future[tuple[Connection, Start]]:
         """A real node, which reports and waits."""
         return self.pool.submit(self.joined, number, process)
 
@@ -177,9 +178,9 @@ class Called:
             time.sleep(0.01)
         pytest.fail(f"node {number} was not seen")
 
-    def joined(self, number: int, process: str = "") -> tuple[Line, Start]:
+    def joined(self, number: int, process: str = "") -> tuple[Connection, Start]:
         """What it comes to."""
-        found = join(report(number, process), LEAVES, [self.place], own_token, SECONDS, self.said.append)
+        found = join_node_0(report(number, process), LEAVES, [self.place], own_token, SECONDS, self.said.append)
         found[0].send({"ready": True})
         assert found[0].next_message(SECONDS) == {"go": True}
         return found
@@ -209,7 +210,7 @@ def called() -> Iterator[Callable[..., Called]]:
 START = Start("/runs/r", 1, "127.0.0.1", 29400)
 
 
-def finish(call: Called, *nodes: Future[tuple[Line, Start]]) -> list[Neighbour]:
+def finish(call: Called, *nodes: Future[tuple[Connection, Start]]) -> list[Neighbour]:
     """All start; the lines are closed."""
     call.all_here.result(SECONDS)
     call.call.start(START)
@@ -284,7 +285,7 @@ def test_who_does_not_have_the_token_is_not_listened_to_and_said(called: Callabl
             json.dumps({"proof": shown[what]}).encode() + b"\n" + json.dumps(asdict(report(1))).encode() + b"\n"
         )
         assert end.recv(4096) == b""  # no word but the end
-    assert "127.0.0.1 came without the run's token" in call.call._present()
+    assert "127.0.0.1 connected without the run's token" in call.call._present()
     assert [each.node for each in finish(call, call.node(1))] == [1]
 
 
@@ -296,7 +297,7 @@ def test_a_node_without_the_token_waits_says_so_and_gives_up(
     with pytest.raises(
         MachineError, match=r"node 1 \(tk1\) cannot join node 0 at 127\.0\.0\.1.*no such file"
     ) as refused:
-        join(report(1), LEAVES, [call.place], lambda _: roll_call.read_token(missing), SECONDS, call.said.append)
+        join_node_0(report(1), LEAVES, [call.place], lambda _: roll_call.read_token(missing), SECONDS, call.said.append)
     assert missing in str(refused.value)
     assert "all nodes share" in refused.value.hints[0]
     assert finish(call, call.node(1))
@@ -306,7 +307,7 @@ def test_a_node_tells_nothing_to_a_node_0_that_does_not_have_the_token(called: C
     call = called(2)
     with socket.create_server(("127.0.0.1", 0)) as false:
         places = [false.getsockname()[:2], call.place]
-        found = call.pool.submit(join, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
+        found = call.pool.submit(join_node_0, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
         end, _ = false.accept()
         with end, end.makefile("rb") as lines:
             nonce = json.loads(lines.readline())["nonce"]
@@ -316,10 +317,10 @@ def test_a_node_tells_nothing_to_a_node_0_that_does_not_have_the_token(called: C
         assert len(finish(call, found_ready(call, found))) == 1
 
 
-def found_ready(call: Called, found: Future[tuple[Line, Start]]) -> Future[tuple[Line, Start]]:
-    """The node of a bare `join`, once it has said that it is ready."""
+def found_ready(call: Called, found: Future[tuple[Connection, Start]]) -> Future[tuple[Connection, Start]]:
+    """The node of a bare `join_node_0`, once it has said that it is ready."""
 
-    def ready() -> tuple[Line, Start]:
+    def ready() -> tuple[Connection, Start]:
         found.result(SECONDS)[0].send({"ready": True})
         return found.result()
 
@@ -401,7 +402,7 @@ def test_a_second_process_of_a_node_is_refused_on_all(called: Callable[..., Call
     call.until_here(1, "one")
     second = call.node(1, "two")
     for each in (call.all_here, first, second):
-        assert "node 1 (tk1) is there twice: tk1 has the same number" in str(each.exception(SECONDS))
+        assert "node 1 (tk1) was started twice: tk1 has the same number" in str(each.exception(SECONDS))
 
 
 def test_a_node_that_comes_when_the_run_has_begun_is_refused_and_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,9 +412,9 @@ def test_a_node_that_comes_when_the_run_has_begun_is_refused_and_told_why(monkey
     with socket.create_server(("127.0.0.1", 0)) as ranks, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens here any more
         meeting = ranks.getsockname()
-        with pytest.raises(MachineError, match=r"node 1 \(tk1\) comes too late, or is there twice") as refused:
-            join(report(1), LEAVES, [closed.getsockname()], own_token, SECONDS, said.append, meeting)
-    already = f"the ranks of a run meet at 127.0.0.1:{meeting[1]} already"
+        with pytest.raises(MachineError, match=r"node 1 \(tk1\) came too late, or was started twice") as refused:
+            join_node_0(report(1), LEAVES, [closed.getsockname()], own_token, SECONDS, said.append, meeting)
+    already = f"ranks of a run already meet at 127.0.0.1:{meeting[1]}"
     assert str(refused.value).endswith(already)
     assert f"(connection refused; {already})" in said[0]
 
@@ -449,7 +450,7 @@ def test_a_listener_that_never_answers_is_left_for_the_next_port(
     call = called(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         places = [silent.getsockname()[:2], call.place]
-        found = call.pool.submit(join, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
+        found = call.pool.submit(join_node_0, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
         call.all_here.result(SECONDS)
     assert isinstance(call.call._here[1].report, Report)
     call.call._here[1].line.send({"refused": "enough", "hint": ""})
@@ -479,7 +480,7 @@ def test_what_answers_and_is_no_node_0_is_left_for_the_next_port(called: Callabl
 
         call.pool.submit(serve)
         places = [wrong.getsockname()[:2], call.place]
-        found = call.pool.submit(join, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
+        found = call.pool.submit(join_node_0, report(1), LEAVES, places, own_token, SECONDS, call.said.append)
         call.all_here.result(SECONDS)
     call.call._here[1].line.send({"start": asdict(START)})
     assert found.result(SECONDS)[1] == START
@@ -522,7 +523,7 @@ def run_nodes(nodes: int, ends: dict[int, Verdict], clock: Skewed | None = None)
             call.start(START)
             neighbours = {each.node: each for each in call.neighbours()}
         else:
-            found, _ = join(report(node), LEAVES, [place], own_token, SECONDS, lambda _: None)
+            found, _ = join_node_0(report(node), LEAVES, [place], own_token, SECONDS, lambda _: None)
             found.send({"ready": True})
             assert found.next_message(SECONDS) == {"go": True}
             neighbours = {0: Neighbour(0, "tk0", found.detach())}
@@ -634,9 +635,9 @@ def test_the_limit_of_open_files_is_raised_for_the_nodes_and_not_for_the_ranks(t
         pytest.skip(f"a process may have {before[1]} files open here")
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        assert assembly.allow(100) == 0
+        assert assembly.raise_open_file_limit(100) == 0
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
-        assert assembly.allow(2000) == 1024
+        assert assembly.raise_open_file_limit(2000) == 1024
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2000
         with (tmp_path / "out").open("wb") as out:
             streams = (0, out.fileno(), out.fileno())
@@ -644,6 +645,6 @@ def test_the_limit_of_open_files_is_raised_for_the_nodes_and_not_for_the_ranks(t
             assert os.waitpid(pid, 0)[1] == 0
         assert (tmp_path / "out").read_text() == "1024\n"
         with pytest.raises(MachineError, match=rf"may have {before[1]}"):
-            assembly.allow(before[1])
+            assembly.raise_open_file_limit(before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

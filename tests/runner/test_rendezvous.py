@@ -10,7 +10,7 @@ from handmade_plans import make_plan
 
 from trainkit.errors import MachineError
 from trainkit.launch_plan.model import NodeGroup, Plan, Topology
-from trainkit.runner.rendezvous import free_port, group_of, local_address, place_of
+from trainkit.runner.rendezvous import free_port, group_of, local_address, node_place
 from trainkit.schedulers.base import Place
 
 
@@ -20,25 +20,25 @@ def plan_of(*counts: int) -> Plan:
 
 
 def test_one_node_is_node_0_whatever_the_scheduler_says() -> None:
-    assert place_of(plan_of(1), None, {"JOB_COMPLETION_INDEX": "5"}) == Place(0)
+    assert node_place(plan_of(1), None, {"JOB_COMPLETION_INDEX": "5"}) == Place(0)
 
 
 @pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "PBS_NODENUM", "NODE_RANK"])
 def test_the_schedulers_variable_numbers_the_node(name: str) -> None:
-    assert place_of(plan_of(4), None, {name: "3"}).node == 3
-    assert place_of(plan_of(4), 1, {name: "3"}).node == 1
+    assert node_place(plan_of(4), None, {name: "3"}).node == 3
+    assert node_place(plan_of(4), 1, {name: "3"}).node == 1
 
 
 def test_several_nodes_without_a_rank_are_refused_with_a_way_out() -> None:
     for environ in ({}, {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}):  # in a batch script every process is on node 0
         with pytest.raises(MachineError) as caught:
-            place_of(plan_of(4), None, environ)
+            node_place(plan_of(4), None, environ)
         assert "--node-rank" in caught.value.diagnostics[0].hint
 
 
 def test_a_rank_beyond_the_nodes_is_refused() -> None:
     with pytest.raises(MachineError, match="node rank 4 does not fit"):
-        place_of(plan_of(4), 4, {})
+        node_place(plan_of(4), 4, {})
 
 
 def test_groups_are_numbered_through() -> None:

@@ -15,13 +15,13 @@ from tests.conftest import Trainkit
 from trainkit.cli.commands import runs as runs_commands
 from trainkit.errors import UsageError
 from trainkit.runner.rundir import listing
-from trainkit.runner.rundir.create import create_run_dir, note_root, noted_roots
+from trainkit.runner.rundir.create import create_run_dir, remember_root, remembered_roots
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import (
     checksum,
-    hold,
     is_running,
     list_runs,
+    lock_run,
     saved_checkpoints,
     trainer_checkpoints,
 )
@@ -162,11 +162,11 @@ def test_all_runs_of_a_user_are_listed_from_any_folder(
     tmp_path: Path, trainkit: Trainkit, clean_environment: dict[str, str]
 ) -> None:
     for name in ("one", "two", "one"):
-        note_root(str(tmp_path / name / "runs"), clean_environment)
-    note_root(str(tmp_path / "gone"), clean_environment)
+        remember_root(str(tmp_path / name / "runs"), clean_environment)
+    remember_root(str(tmp_path / "gone"), clean_environment)
     for day, name in enumerate(("one", "two"), 1):
         make_run(tmp_path / name / "runs", "a", f"2026010{day}-000000-aa", state="ended", exit_code=0)
-    assert noted_roots(clean_environment) == [str(tmp_path / name / "runs") for name in ("one", "two")]
+    assert remembered_roots(clean_environment) == [str(tmp_path / name / "runs") for name in ("one", "two")]
     (elsewhere := tmp_path / "elsewhere").mkdir()
     listed = json.loads(trainkit("runs", "list", "--all", "--json", cwd=elsewhere).stdout)
     assert [Path(run["path"]).parts[-4] for run in listed] == ["one", "two"]
@@ -201,7 +201,7 @@ def test_pruning_keeps_the_newest_of_each_name_and_every_running_run(tmp_path: P
         for day in range(1, 4):
             make_run(tmp_path, name, f"2026010{day}-000000-aa", state="ended", exit_code=0)
     alive = make_run(tmp_path, "a", "20250101-000000-aa", state="running")
-    lock = hold(alive)
+    lock = lock_run(alive)
     try:
         runs = list_runs(str(tmp_path))
         chosen = [(run.layout.name, run.layout.id[:8]) for run in prunable(runs, keep=1)]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from trainkit.machine.card_locks import user_name
 from trainkit.machine.facts import Gpu, GpuProcess, MigInstance
+from trainkit.machine.gpu_locks import user_name
 from trainkit.machine.host import PCI, numa_node, number, text
 
 TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"

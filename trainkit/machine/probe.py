@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from trainkit.machine import gpus, host
-from trainkit.machine.card_locks import with_holders
 from trainkit.machine.facts import Facts, TorchBuild
+from trainkit.machine.gpu_locks import with_holders
 
 Probe = Callable[[], Mapping[str, Any]]
 

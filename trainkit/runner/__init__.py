@@ -1,1 +1,1 @@
-"""From a plan to a finished run. An edge: processes, files and terminals live here."""
+"""From a plan to a finished run: the only room that starts processes and writes run directories."""

@@ -20,8 +20,8 @@ class BoundPlan:
     argv: tuple[str, ...]
     preparations: tuple[tuple[str, Sequence[str], str], ...]  # title, argv, name of the lock
     environment: Mapping[str, str]
-    end: tuple[str, ...] = ()  # ends the containers, whose processes may not descend from argv
-    caches: str = ""  # folder that containers need
+    end: tuple[str, ...] = ()  # ends the containers, whose processes need not descend from argv
+    caches: str = ""  # folder that the containers keep their caches in
 
 
 def run_values(
@@ -60,7 +60,7 @@ def bind(plan: Plan, values: Mapping[Variable, str], environ: Mapping[str, str],
 
 
 def container_values(environ: Mapping[str, str]) -> dict[Variable, str]:
-    """A value for every variable of containers' arguments. Raises MachineError without a home."""
+    """A value for every variable in a container's arguments. Raises MachineError without a home."""
     caches = cache_folder(environ, "containers")
     if caches is None:
         raise MachineError("there is no home for the container's caches", hint="set HOME, or container.caches")
@@ -76,22 +76,22 @@ def container_values(environ: Mapping[str, str]) -> dict[Variable, str]:
 def child_environment(
     diff: EnvironmentDiff, values: Mapping[Variable, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The ranks' whole environment: the caller's without what the plan unsets, with what it takes and sets."""
-    require_taken(diff, environ)
-    # A variable that is taken may match a pattern of `unset`; a pattern's * is its last character.
+    """The ranks' whole environment: the caller's, minus what the plan unsets, plus what it passes on and sets."""
+    require_env_from(diff, environ)
+    # A variable that is passed on may match a pattern of `unset`; a pattern's * is its last character.
     exact, prefixes = set(diff.unset), tuple(item[:-1] for item in diff.unset if item.endswith("*"))
     child = {name: value for name, value in environ.items() if name not in exact and not name.startswith(prefixes)}
     child |= {name: environ[name] for name in diff.take}
     return child | {name: value.bind(values) for name, value in diff.set}
 
 
-def require_taken(diff: EnvironmentDiff, environ: Mapping[str, str]) -> None:
+def require_env_from(diff: EnvironmentDiff, environ: Mapping[str, str]) -> None:
     """Raises MachineError if a variable that `env_from` names is not in environ."""
     if missing := [name for name in diff.take if name not in environ]:
         raise MachineError(
             Diagnostic(
                 "error",
-                f"the environment has no {name}, which the recipe takes from it (env_from)",
+                f"{name} is not set in the environment, and env_from passes it on",
                 key="env_from",
                 hint=f"set it (export {name}=…) or remove it from env_from",
             )

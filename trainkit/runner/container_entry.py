@@ -27,31 +27,32 @@ def main(argv: list[str]) -> int:
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:3]))
         say(f"the image's {sys.executable} is Python {found}; trainkit requires 3.11 or newer")
-        say("name another interpreter of the image in container.python, or take a newer image")
+        say("set container.python to another interpreter of the image, or use a newer image")
         return UNFIT
     end = argv.index("--") if "--" in argv else len(argv)
     given, program = [word.partition("=")[::2] for word in argv[:end]], argv[end + 1 :]
     packages = [value for name, value in given if name == "--package"]
     if packages:
-        return look(packages)
+        return check_packages(packages)
     try:
         for name, value in given:
             if name == "--home":
                 os.makedirs(value, exist_ok=True)
                 os.environ["HOME"] = value
             elif name == "--log":
-                write_to(value)
+                redirect_output(value)
             elif name == "--unset":
-                forget(value.split(","))
+                unset_variables(value.split(","))
     except OSError as error:
         say(f"user {os.getuid()} of the container may not write to {error.filename}: {error.strerror}")
         say("next: leave container.user out, or name a user who may write there")
         return UNFIT
-    # Users are named by number alone, and libraries ask for their names (getpass).
+    # The user may be only a number in the image, and libraries ask for a name (getpass).
     os.environ.setdefault("USER", f"uid{os.getuid()}")
     # The launcher, the wrapper and the built-in trainer find trainkit's own code before the image's.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
-    # As outside: a checkpoint request reaches the ranks, whose wrappers handle it again, and no launcher dies of it.
+    # As outside a container: ignored here, the signals of a checkpoint request do not kill the launcher; the ranks'
+    # wrappers handle them.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -61,8 +62,8 @@ def main(argv: list[str]) -> int:
         return NOT_FOUND
 
 
-def write_to(log: str) -> None:
-    """Redirect output to a log that exists; node 0 has no number in its name. Raises OSError."""
+def redirect_output(log: str) -> None:
+    """Redirect output to an existing log; node 0's log has no number in its name. Raises OSError."""
     folder, name = os.path.split(log)
     path = os.path.join(folder, "launcher.log" if name == "node-0.launcher.log" else name)
     if os.path.isfile(path):
@@ -72,14 +73,14 @@ def write_to(log: str) -> None:
         os.close(opened)
 
 
-def forget(names: list[str]) -> None:
-    """Remove variables by name, or by a prefix with a star behind it."""
+def unset_variables(names: list[str]) -> None:
+    """Unset variables by name, or by a prefix that ends in a star."""
     for name in list(os.environ):
         if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in names):
             del os.environ[name]
 
 
-def look(packages: list[str]) -> int:
+def check_packages(packages: list[str]) -> int:
     """Whether the image has these packages (`name>=version`, `name==version`)."""
     from importlib import metadata
 
@@ -101,9 +102,9 @@ def look(packages: list[str]) -> int:
     for line in [*(f"the image lacks {each}" for each in missing), *other]:
         say(line)
     if missing:
-        say("next: take an image that has it, or build one: FROM the image, RUN pip install …")
+        say("next: use an image that has it, or build one: FROM the image, RUN pip install …")
     if paste:
-        say("next: say what the image has: container.packages: {{{}}}".format(", ".join(paste)))
+        say("next: set the image's versions in the recipe: container.packages: {{{}}}".format(", ".join(paste)))
     return UNFIT if missing or other else 0
 
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, NoReturn
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import cache_folder, refuse_links, write_json
 from trainkit.launch_plan.model import Plan, Planned
-from trainkit.machine.card_locks import Cards, taken_by, user_name
+from trainkit.machine.gpu_locks import GpuLocks, taken_by, user_name
 from trainkit.runner.binding import BoundPlan, bind, container_values, run_values
 from trainkit.runner.nodes.assembly import START_SECONDS, Assembly, assemble
 from trainkit.runner.nodes.roll_call import Start
 from trainkit.runner.rank.streams import holds_input
-from trainkit.runner.rendezvous import LOOPBACK, free_port, group_of, local_address, place_of
+from trainkit.runner.rendezvous import LOOPBACK, free_port, group_of, local_address, node_place
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
@@ -27,7 +27,7 @@ from trainkit.runner.report.progress import Relay
 from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir.create import create_run_dir, write_attempt, write_plan
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import clear_uploads, hold
+from trainkit.runner.rundir.listing import clear_uploads, lock_run
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
@@ -36,17 +36,17 @@ from trainkit.schedulers.base import Place
 NO_INPUT = (
     "standard input is not passed on: only a single rank without a launcher reads it; let the program read a file"
 )
-CHOICES = 10  # how often GPUs are chosen again when other runs are quicker
+CHOICES = 10  # how often GPUs are chosen again when another run locks them first
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """What to run. recipe_yaml and command_shell are written into the run directory as they are.
 
-    node_rank: this machine's number among several, or its place; None asks the scheduler's variables.
-    run_dir: of a submitted run, which has its plan already; empty makes a new one.
-    attempt: number of the start within the run. job: of a scheduler. start_seconds: for the nodes to meet.
-    again: plans again, when another run has taken a GPU meanwhile.
+    node_rank: this machine's number among several, or its place; None reads the scheduler's variables.
+    run_dir: the directory of a submitted run, which already holds its plan; empty creates a new one.
+    attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
+    again: plans again when another run has locked a GPU in the meantime.
     """
 
     planned: Planned
@@ -62,7 +62,7 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedRun:
     """A run that has ended. failure: for people; empty if it succeeded."""
 
     verdict: Verdict
@@ -77,9 +77,9 @@ def execute(request: RunRequest) -> int:
     Raises MachineError, before anything starts, if this machine cannot run it.
     """
     console = Terminal(request.environ)
-    for number in PASSED_ON:  # a scheduler may send them at any time, also before and after the ranks
+    for number in PASSED_ON:  # a scheduler may send them at any time, even before the ranks start and after they end
         signal.signal(number, lambda *_: None)
-    ended = carry_out(request, console)
+    ended = run_plan(request, console)
     if ended.failure:
         console.say(ended.failure)
     if ended.summary:
@@ -87,9 +87,9 @@ def execute(request: RunRequest) -> int:
     return ended.verdict.exit_code
 
 
-def carry_out(request: RunRequest, console: Terminal) -> Ended:
+def run_plan(request: RunRequest, console: Terminal) -> FinishedRun:
     """Run the plan to its end. Raises MachineError, before anything starts, if this machine cannot run it."""
-    request, cards = _take_cards(request, console)
+    request, cards = _lock_gpus(request, console)
     plan = request.planned.plan
     for notice in plan.notices:
         if notice.severity == "warning":
@@ -98,17 +98,17 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
         console.say(f"warning: {NO_INPUT}")
     started = time.time()
     try:
-        begun = _begin(request, console)
+        begun = _prepare_run(request, console)
         cards.sign(user_name(os.getuid()), str(begun.layout.root))
         try:
             if begun.node == 0:
                 console.say(f"run directory: {begun.layout.root}")
             if plan.resume.path is not None and begun.node == 0:
                 step = f" (step {plan.resume.step})" if plan.resume.step else ""
-                console.say(f"goes on from {plan.resume.path}{step}")
+                console.say(f"resuming from {plan.resume.path}{step}")
             # The guardian holds these too: if trainkit is killed, the GPUs are free only when all processes have ended.
             locks = (*begun.locks, *cards.fds)
-            return _follow(_spec(plan, begun, started), begun, plan, console, locks)
+            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks)
         finally:
             for lock in begun.locks:
                 os.close(lock)
@@ -116,7 +116,7 @@ def carry_out(request: RunRequest, console: Terminal) -> Ended:
         cards.release()
 
 
-class _Begun(NamedTuple):
+class _StartingRun(NamedTuple):
     """A run that is about to start on this node. locks: of the run directory, on node 0; job: the request's."""
 
     layout: RunLayout
@@ -128,9 +128,12 @@ class _Begun(NamedTuple):
     job: str
 
 
-def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Cards]:
-    """Lock the plan's GPUs. If another run was quicker, plan again: the new plan chooses others, or is refused."""
-    cards = Cards(request.environ)
+def _lock_gpus(request: RunRequest, console: Terminal) -> tuple[RunRequest, GpuLocks]:
+    """Lock the plan's GPUs.
+
+    If another run has locked one first, plan again: the new plan chooses others, or is refused.
+    """
+    cards = GpuLocks(request.environ)
     for choice in range(CHOICES):
         plan = request.planned.plan
         if plan.blockers:
@@ -143,18 +146,18 @@ def _take_cards(request: RunRequest, console: Terminal) -> tuple[RunRequest, Car
             return request, cards
         name = next(f"GPU {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
         # Between the probe that the plan was made from and this lock, another run may have started.
-        what = f"{name} was taken meanwhile by {taken_by(lost, request.environ)}"
+        what = f"{name} has just been locked by {taken_by(lost, request.environ)}"
         if request.again is None:
             raise MachineError(what, hint="start again when that run has ended, or choose other GPUs")
         console.say(f"{what}; choosing again")
         request = request.again()
-    raise MachineError(f"other runs took the chosen GPUs {CHOICES} times", hint="try again")
+    raise MachineError(f"other runs locked the chosen GPUs first, {CHOICES} times", hint="try again")
 
 
-def _begin(request: RunRequest, console: Terminal) -> _Begun:
+def _prepare_run(request: RunRequest, console: Terminal) -> _StartingRun:
     """Meet the other nodes, if there are any; the complete run directory, and the bound plan of this node."""
     plan = request.planned.plan
-    place = place_of(plan, request.node_rank, request.environ)
+    place = node_place(plan, request.node_rank, request.environ)
     several, group = plan.topology.nodes > 1, group_of(plan, place.node)
     locks: list[int] = []
 
@@ -168,13 +171,13 @@ def _begin(request: RunRequest, console: Terminal) -> _Begun:
 
     def make(start: Start) -> RunLayout:
         layout = RunLayout.of(request.run_dir) if request.run_dir else create_run_dir(plan.output_root, plan.name)
-        locks.append(hold(layout))
+        locks.append(lock_run(layout))
         if not request.run_dir:
             write_plan(layout, plan, request.recipe_yaml, request.command_shell)
         write_attempt(layout, start.attempt, plan, bound(start.at(str(layout.root))))
         return layout
 
-    # Bound first, in any folder, to see whether every variable is there. The run directory is created last, so that
+    # Bind first, with any folder, to check that every variable is set. The run directory is created last, so that
     # a plan that cannot be bound leaves nothing behind.
     alone = Start(str(Path.cwd()), request.attempt, LOOPBACK, 0 if several else free_port())
     if caches := bound(alone).caches:
@@ -195,10 +198,10 @@ def _begin(request: RunRequest, console: Terminal) -> _Begun:
     else:
         assembly = Assembly(alone.at(str(make(alone).root)))
     layout, ready = RunLayout.of(assembly.start.run_dir), bound(assembly.start)
-    return _Begun(layout, place.node, group, ready, assembly, locks, request.job)
+    return _StartingRun(layout, place.node, group, ready, assembly, locks, request.job)
 
 
-def _spec(plan: Plan, begun: _Begun, started: float) -> Spec:
+def _guardian_spec(plan: Plan, begun: _StartingRun, started: float) -> Spec:
     layout, bound, attempt = begun.layout, begun.bound, begun.assembly.start.attempt
     locks = _lock_folder(bound.environment, str(layout.root))
     return Spec(
@@ -249,7 +252,7 @@ def _keeps_stdin(plan: Plan) -> bool:
     return plan.launcher.kind == "python" and plan.topology.world_size == 1 and plan.container is None
 
 
-def _follow(spec: Spec, begun: _Begun, plan: Plan, console: Terminal, locks: Sequence[int]) -> Ended:
+def _follow(spec: Spec, begun: _StartingRun, plan: Plan, console: Terminal, locks: Sequence[int]) -> FinishedRun:
     layout, begin = begun.layout, time.monotonic()
     attempt = layout.attempt(begun.assembly.start.attempt, begun.node)
     # Only node 0 shows the run's metrics.
@@ -261,21 +264,21 @@ def _follow(spec: Spec, begun: _Begun, plan: Plan, console: Terminal, locks: Seq
     finally:
         watch.close()
     if begun.node:  # node 0 writes the summary
-        return Ended(verdict, layout, {})
+        return FinishedRun(verdict, layout, {})
     clear_uploads(layout)
     seconds = time.monotonic() - begin
     summary: dict[str, Any] = {}
-    try:  # folders that cannot be read must not change the exit code
+    try:  # an unreadable folder must not change the exit code
         summary = build_summary(plan, layout, verdict, seconds, relay.progress, watch)
         for remark in remarks(attempt, verdict):
             console.say(remark)
     except OSError as error:
-        console.say(f"what the ranks have left cannot be read: {error.strerror}: {error.filename or attempt.root}")
-    try:  # nor a full disk
+        console.say(f"the files of the ranks cannot be read: {error.strerror}: {error.filename or attempt.root}")
+    try:  # neither must a full disk
         refuse_links(layout.root)
         if summary:
             write_json(layout.summary, summary)
     except OSError as error:
         console.say(f"{layout.summary} could not be written: {error.strerror}")
     failure = describe_failure(verdict, attempt, relay.shown_rank) if verdict.exit_code != 0 else ""
-    return Ended(verdict, layout, summary, failure)
+    return FinishedRun(verdict, layout, summary, failure)

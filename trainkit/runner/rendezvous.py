@@ -1,4 +1,4 @@
-"""Where the ranks meet: the node's rank, the address of node 0, a free port."""
+"""Where the ranks meet: this node's rank, the address of node 0, a free port."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LOWEST_PORT = 15000
 TRIES = 200
 
 
-def place_of(plan: Plan, given: int | Place | None, environ: Mapping[str, str]) -> Place:
-    """The node of the plan that this is, as given or by the scheduler's variables. Raises MachineError if unknown."""
+def node_place(plan: Plan, given: int | Place | None, environ: Mapping[str, str]) -> Place:
+    """Which node of the plan this one is, as given or by the scheduler's variables. Raises MachineError if unknown."""
     nodes, found = plan.topology.nodes, place_in(environ)
     if nodes == 1:
         return Place(0)
@@ -29,8 +29,8 @@ def place_of(plan: Plan, given: int | Place | None, environ: Mapping[str, str]) 
         found = replace(found, node=given) if isinstance(found, Place) else Place(given)
     if not isinstance(found, Place):
         raise MachineError(
-            f"the plan has {nodes} nodes, and nothing says which of them this is",
-            hint=f"give --node-rank N, or start under a scheduler that sets one of {', '.join(NODE_RANKS)}",
+            f"the plan has {nodes} nodes, and it is unknown which of them this one is",
+            hint=f"pass --node-rank N, or start under a scheduler that sets one of {', '.join(NODE_RANKS)}",
         )
     if not 0 <= found.node < nodes:
         raise MachineError(
@@ -58,20 +58,21 @@ def free_port() -> int:
     choice = random.SystemRandom()
     for _ in range(TRIES):
         port = choice.randint(LOWEST_PORT, highest)
-        if not taken(port):
+        if not why_port_is_taken(port):
             return port
     raise MachineError(
         f"no free TCP port between {LOWEST_PORT} and {highest} was found",
-        hint="end what listens there, or name one with nodes.rendezvous=host:port",
+        hint="end a program that listens there, or set a port with nodes.rendezvous=host:port",
     )
 
 
-def taken(port: int) -> str:
+def why_port_is_taken(port: int) -> str:
     """Why a port cannot be listened on; empty if it can."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  only tried
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
-                # As torch's store does, so that connections of a finished run in TIME_WAIT do no harm (socket(7)).
+                # As torch's store does, so that a finished run's connections in TIME_WAIT do not block the port
+                # (socket(7)).
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, port))
         except OSError as error:
@@ -81,7 +82,7 @@ def taken(port: int) -> str:
 
 
 def local_address(master: str, nodes: int) -> str:
-    """The address of this machine from which node 0 is reached. Raises MachineError if its name is unknown."""
+    """This machine's address on the route to node 0. Raises MachineError if node 0's name is unknown."""
     if nodes == 1:
         return LOOPBACK
     try:
@@ -92,6 +93,6 @@ def local_address(master: str, nodes: int) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise MachineError(
-            f"node 0 cannot be reached by the name {master}: {error.strerror or error}",
+            f"the name of node 0, {master}, cannot be resolved: {error.strerror or error}",
             hint="check nodes.rendezvous and this machine's name resolution",
         ) from error

@@ -71,7 +71,7 @@ def doctor(context: click.Context, presets: Presets = None, variant: Variant = N
 def target_of(context: click.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
     from trainkit.doctor.check import Target
-    from trainkit.runner.rendezvous import place_of
+    from trainkit.runner.rendezvous import node_place
 
     if not (context.args or presets or variant or context.obj or own_program(context)):
         return Target()
@@ -79,7 +79,7 @@ def target_of(context: click.Context, presets: Presets, variant: str | None, fac
     plan = plan_recipe(resolved, facts).plan
     rank = 0  # where no scheduler says otherwise: node 0 is the one that listens
     with contextlib.suppress(MachineError):
-        rank = place_of(plan, None, os.environ).node
+        rank = node_place(plan, None, os.environ).node
     return Target(plan, resolved.recipe, rank)
 
 

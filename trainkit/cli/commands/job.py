@@ -84,11 +84,11 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
     """
     from trainkit.cli.commands.run import refuse_unfit
     from trainkit.machine.probe import probe
-    from trainkit.runner.rendezvous import place_of
+    from trainkit.runner.rendezvous import node_place
     from trainkit.schedulers.jobs.batch import read_plan
     from trainkit.schedulers.jobs.node import as_promised, run_node
 
-    place = place_of(read_plan(submitted), given, os.environ)
+    place = node_place(read_plan(submitted), given, os.environ)
 
     def request() -> RunRequest:
         # The recipe as it was submitted, with every reference filled in; no layer of this machine counts.

@@ -126,9 +126,9 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Pla
     """
     from trainkit.doctor.check import Target
     from trainkit.doctor.examine import FAST, examine_before_run
-    from trainkit.runner.rendezvous import place_of
+    from trainkit.runner.rendezvous import node_place
 
-    target = Target(plan, recipe, place_of(plan, given_rank, os.environ).node)
+    target = Target(plan, recipe, node_place(plan, given_rank, os.environ).node)
     found = examine_before_run(FAST, facts, target)
     show_diagnostics(each for each in found if each.severity == "warning")
     refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers]

@@ -26,7 +26,7 @@ from trainkit.text import counted, listed, table
 if TYPE_CHECKING:
     from trainkit.runner.rundir.layout import AttemptLayout
     from trainkit.runner.rundir.listing import RunInfo
-    from trainkit.runner.watch.judge import Account
+    from trainkit.runner.watch.hang_cause import DumpFile
     from trainkit.schedulers.jobs.states import RunState
 
 
@@ -80,9 +80,9 @@ def exit_code_of(state: RunState) -> int | str:
 
 def known_roots() -> list[str]:
     """Folders in which runs of this user lie, as each run has noted it."""
-    from trainkit.runner.rundir.create import noted_roots
+    from trainkit.runner.rundir.create import remembered_roots
 
-    return noted_roots(os.environ)
+    return remembered_roots(os.environ)
 
 
 def show(
@@ -267,7 +267,7 @@ def dump(
     Example: trainkit dump quickstart
     """
     from trainkit.decode import DecodeError, decode
-    from trainkit.runner.watch.judge import Account, describe
+    from trainkit.runner.watch.hang_cause import DumpFile, describe
     from trainkit.schedulers.jobs.states import state_of
 
     layout = find_run(run, root).layout
@@ -279,7 +279,7 @@ def dump(
     attempt = layout.attempts[-1]
     answer = ask(attempt)
     try:
-        account: Account = decode(Account, answer)
+        account: DumpFile = decode(DumpFile, answer)
     except DecodeError as error:
         raise MachineError(f"the answer in {attempt.root / 'dumps'} is not the guardian's: {error}") from error
     if as_json:
@@ -291,7 +291,7 @@ def dump(
     write_text(f"{one_line(_outcome(account))}\n{attempt.root / 'dumps'}\n")
 
 
-def _outcome(account: Account) -> str:
+def _outcome(account: DumpFile) -> str:
     """Who holds the run up, where it stands still."""
     seconds = min((each.seconds for each in account.ranks if each.is_rank), default=None)
     missing = f"; {', '.join(account.missing)} did not answer" if account.missing else ""

@@ -15,7 +15,7 @@ from trainkit.errors import MachineError
 from trainkit.machine.host import text
 from trainkit.machine.selection import allocation
 from trainkit.planner.env import LEAKS
-from trainkit.runner.rendezvous import free_port, taken
+from trainkit.runner.rendezvous import free_port, why_port_is_taken
 
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 FEW, FEWEST = 1000, 50  # ranks of one machine connect to each other pairwise, for every process group
@@ -73,7 +73,7 @@ def _rendezvous(host: Host, address: str, first: int, last: int) -> Iterator[Fin
     """The recipe's own port, where node 0 is this machine. first, last: of the ports of outgoing connections."""
     node, _, number = address.rpartition(":")
     port = int(number)
-    if is_here(node.strip("[]"), host.facts.hostname) and (why := taken(port)):
+    if is_here(node.strip("[]"), host.facts.hostname) and (why := why_port_is_taken(port)):
         look = (
             f"ss -ltnp 'sport = :{port}'      # who listens there",
             f"trainkit run RECIPE nodes.rendezvous={node}:PORT",

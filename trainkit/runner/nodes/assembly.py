@@ -1,4 +1,4 @@
-"""How the nodes of a run find one another: where node 0 listens, how others join it, what all of them agree on."""
+"""How the nodes of a run find one another: where node 0 listens, how the others join it, and what all agree on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import trainkit
 from trainkit.errors import MachineError, TrainkitError
 from trainkit.launch_plan.model import Plan, plan_to_json
+from trainkit.runner.nodes.connection import MOST, Connection
 from trainkit.runner.nodes.control import Neighbour
-from trainkit.runner.nodes.line import MOST, Line
 from trainkit.runner.nodes.roll_call import (
     BACKLOG,
     FIRST_BYTES,
@@ -35,21 +35,21 @@ from trainkit.runner.nodes.roll_call import (
     digest_of,
     is_hex,
     is_proof,
-    made_token,
     new_nonce,
     proof,
     read_token,
     say_after,
+    shared_token,
     token_path,
 )
 from trainkit.runner.rendezvous import LOWEST_PORT, free_port
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.base import Place
 
-SPARE = 512  # open files for all else: logs, locks, ranks, and connections that have come to the port by mistake
+SPARE = 512  # open files for everything else: logs, locks, ranks, and stray connections to the port
 
 
-def allow(nodes: int) -> int:
+def raise_open_file_limit(nodes: int) -> int:
     """Raise node 0's soft limit of open files, often 1,024, to a connection for each node.
 
     Returns the limit before, 0 if it was not raised. Raises MachineError if the hard limit is too low.
@@ -69,24 +69,29 @@ def allow(nodes: int) -> int:
 
 CONNECT_SECONDS = 3.0
 AGAIN_SECONDS, MOST_AGAIN, LONGER = 0.2, 2.0, 1.3  # between attempts: a thousand nodes may be waiting for one
-GONE_SECONDS = 30.0  # for a node 0 that was there and has gone, to come again
-ANSWER_SECONDS = 10.0  # of node 0: a listener that does not answer is something else
-UNREAD_SECONDS = 60.0  # to find the token of a node 0 that is there: NFS shows new files late
+GONE_SECONDS = 30.0  # how long a node 0 that has disconnected may take to come back
+ANSWER_SECONDS = 10.0  # for node 0's answer: a listener that does not answer is another program
+UNREAD_SECONDS = 60.0  # to find the token of a node 0 that has answered: NFS shows new files late
 
-SHARED = "set output.root to a folder that all nodes share, and start every node with the same words in the same folder"
+SHARED = (
+    "set output.root to a folder that all nodes share, and start all nodes with the same command in the same folder"
+)
 
-ReadToken = Callable[[tuple[str, int]], bytes]  # the token of node 0 at an address; raises OSError
+ReadToken = Callable[[tuple[str, int]], bytes]  # address of node 0 -> its token; raises OSError
 
 
-class Failed(NamedTuple):
-    """Why node 0 was not joined at an address. met: it was there, and has gone; unread: its token cannot be read."""
+class JoinFailure(NamedTuple):
+    """Why node 0 was not joined at an address.
+
+    met: it answered, then disconnected; unread: its token cannot be read.
+    """
 
     why: str
     met: bool = False
     unread: bool = False
 
 
-def join(
+def join_node_0(
     mine: Report,
     leaves: Mapping[str, Any],
     where: Iterable[tuple[str, int]],
@@ -94,24 +99,24 @@ def join(
     seconds: float,
     say: Say,
     ranks: tuple[str, int] | None = None,
-) -> tuple[Line, Start]:
+) -> tuple[Connection, Start]:
     """Report to node 0, and wait until it lets all nodes start. leaves: of the plan, sent if node 0's plan differs.
 
-    ranks: the address where the ranks meet, if it is known before; a listener there is another run, or this one.
-    Raises MachineError when node 0 does not answer in time, or refuses the run.
+    ranks: the address where the ranks meet, if known in advance; a listener there belongs to another run, or to this
+    one. Raises MachineError when node 0 does not answer in time, or refuses the run.
     """
     places, began = [*where], time.monotonic()
     host, why, met = _address(places[0]), "", False
     pause, say_at, begun, unread = AGAIN_SECONDS, SAY_SECONDS, 0.0, float("inf")
     while (left := began + seconds - time.monotonic()) > 0:
-        failed = list[Failed]()
+        failed = list[JoinFailure]()
         for place in places:
-            found = _reported(mine, leaves, place, read_token, left)
-            if not isinstance(found, Failed):
+            found = _report_to_node_0(mine, leaves, place, read_token, left)
+            if not isinstance(found, JoinFailure):
                 return found
             failed.append(found)
             why = found.why or why
-            if found.met and not met:  # it is not waited for as long as for one that starts
+            if found.met and not met:  # waited for less long than a node 0 that has not started yet
                 met, seconds = True, min(seconds, time.monotonic() - began + GONE_SECONDS)
         passed = time.monotonic() - began
         without_token = next((each.why for each in failed if each.unread), None)
@@ -121,15 +126,15 @@ def join(
         if passed >= say_at:
             say_at = say_after(say_at)
             begun = (begun or passed) if ranks is not None and _has_listener(ranks) else 0.0
-            already = f"the ranks of a run meet at {_address(ranks)} already" if ranks is not None and begun else ""
+            already = f"ranks of a run already meet at {_address(ranks)}" if ranks is not None and begun else ""
             if begun and passed - begun > GONE_SECONDS:
                 hint = "start each node once; or wait for the end of that run"
-                raise MachineError(f"{mine.name} comes too late, or is there twice: {already}", hint=hint)
+                raise MachineError(f"{mine.name} came too late, or was started twice: {already}", hint=hint)
             say(f"waiting for node 0 at {host}, {passed:.0f} s ({'; '.join(filter(None, (why, already)))})")
         time.sleep(pause)
         pause = min(pause * LONGER, MOST_AGAIN)
-    hint = "see why it ended, on its own console" if met else "start it first"
-    raise MachineError(f"node 0 was not there after {seconds:.0f} s, at {host}: {why}", hint=hint)
+    hint = "see on its console why it ended" if met else "start it first"
+    raise MachineError(f"node 0 was not reached at {host} within {seconds:.0f} s: {why}", hint=hint)
 
 
 def _address(place: tuple[str, int]) -> str:
@@ -144,15 +149,15 @@ def _has_listener(place: tuple[str, int]) -> bool:
     return True
 
 
-def _reported(
+def _report_to_node_0(
     mine: Report, leaves: Mapping[str, Any], place: tuple[str, int], read_token: ReadToken, seconds: float
-) -> tuple[Line, Start] | Failed:
+) -> tuple[Connection, Start] | JoinFailure:
     """Report on one connection. Raises MachineError if node 0 refuses the run."""
     until = time.monotonic() + seconds
     try:
-        line = Line(socket.create_connection(place, CONNECT_SECONDS))
+        line = Connection(socket.create_connection(place, CONNECT_SECONDS))
     except OSError as error:
-        return Failed((error.strerror or str(error)).lower())
+        return JoinFailure((error.strerror or str(error)).lower())
     if (failed := _unproven(line, place, read_token, until)) is not None:
         line.close()
         return failed
@@ -166,40 +171,42 @@ def _reported(
         return line, start
     line.close()
     if message is None:
-        return Failed("it has gone" if met else "it does not answer", met)
+        return JoinFailure("it has disconnected" if met else "it does not answer", met)
     if "refused" in message:
         raise ReportedElsewhereError(str(message["refused"]), hint=str(message.get("hint", "")))
-    return Failed("another run is there" if "other" in message else "something else is there")
+    return JoinFailure("another run answers there" if "other" in message else "another program answers there")
 
 
-def _unproven(line: Line, place: tuple[str, int], read_token: ReadToken, until: float) -> Failed | None:
+def _unproven(line: Connection, place: tuple[str, int], read_token: ReadToken, until: float) -> JoinFailure | None:
     """Prove to each other that both sides have the token; None if they have."""
     line.most, nonce = FIRST_BYTES, new_nonce()
     line.send({"nonce": nonce})
     answer = line.next_message(min(until - time.monotonic(), ANSWER_SECONDS))
     if answer is None:
-        return Failed("it does not answer")
+        return JoinFailure("it does not answer")
     if not is_hex(answer.get("nonce")):
-        return Failed("something else is there")
-    # Only now is the file looked for: a network file system remembers for a while that there was none.
+        return JoinFailure("another program answers there")
+    # Look for the file only now: a network file system caches for a while that a file is missing.
     try:
         token = read_token(place)
     except OSError as error:
-        return Failed(f"its token cannot be read here: {error.filename}: {(error.strerror or '').lower()}", unread=True)
+        return JoinFailure(
+            f"its token cannot be read here: {error.filename}: {(error.strerror or '').lower()}", unread=True
+        )
     nonces = (str(answer["nonce"]), nonce)
     if not is_proof(answer.get("proof"), token, NODE_0, nonces):
-        return Failed("another run is there, or something that does not have the run's token")
+        return JoinFailure("another run answers there, or a program without the run's token")
     line.send({"proof": proof(token, OTHER, nonces)})
     answer = line.next_message(min(until - time.monotonic(), ANSWER_SECONDS))
     line.most = MOST
-    return None if answer == {"proven": True} else Failed("it does not let this node in")
+    return None if answer == {"proven": True} else JoinFailure("it does not let this node in")
 
 
 START_SECONDS = 600.0  # for all nodes to come: as long as torchrun waits
 HIGHEST_PORT = 65535
-CANDIDATES = 8  # ports of node 0 that others try, if only the job is known
-LATER_SECONDS = 15.0  # that others wait longer than node 0, which knows the missing nodes
-UNFIT_SECONDS = 20.0  # that a node 0 that cannot run the plan waits to tell the others
+CANDIDATES = 8  # ports of node 0 that the others try, if only the job is known
+LATER_SECONDS = 15.0  # that the other nodes wait longer than node 0, which can name the missing ones
+UNFIT_SECONDS = 20.0  # that a node 0 that cannot run the plan waits, to tell the others
 SPAN = 15_000  # ports from the lowest one on, all below those of outgoing connections
 # Parts of the plan that may differ between nodes.
 OWN_PARTS = ("cards", "downloads", "notices", "resume.reason", "environment.set.OMP_NUM_THREADS")
@@ -232,23 +239,23 @@ def assemble(
 
     Raises MachineError, on every node, when one does not come, planned something else, or does not see the directory.
     """
-    leaves, own = comparable(plan), os.urandom(8).hex()
+    leaves, own = comparable_leaves(plan), os.urandom(8).hex()
     host, start_of = os.uname().nodename, place.start or plan.name
     report = Report(place.node, host, start_of, trainkit.__version__, digest_of(leaves), own)
     rendezvous = Rendezvous.of(plan, folder)
-    master, _ = where(rendezvous, place)
+    master, _ = node_0_address(rendezvous, place)
     if place.node:
         line, start = _join(report, leaves, rendezvous, place, say, seconds + LATER_SECONDS)
         _confirm(line, start)
         return Assembly(start, (Neighbour(0, master, line.detach()),))
-    open_files = allow(plan.topology.nodes)
+    open_files = raise_open_file_limit(plan.topology.nodes)
     with _roll_call(report, leaves, rendezvous, place, say) as call:
         try:
             call.wait(seconds)
             start = Start("", attempt, master, rendezvous.ranks[1] if rendezvous.ranks else free_port())
             start = start.at(str(make(start).root))
             call.start(start)
-        except BaseException as error:  # so that the others do not wait for a node 0 that has ended
+        except BaseException as error:  # so that the others do not wait for a node 0 that is gone
             why = str(error) if isinstance(error, Exception) else "it was told to end"
             call.dismiss(f"{report.name} has ended before the start: {why}")
             raise
@@ -296,13 +303,13 @@ def report_unfit(rendezvous: Rendezvous, place: Place, error: TrainkitError, say
 
 def _join(
     report: Report, leaves: Mapping[str, Any], rendezvous: Rendezvous, place: Place, say: Say, seconds: float
-) -> tuple[Line, Start]:
-    master, ports = where(rendezvous, place)
+) -> tuple[Connection, Start]:
+    master, ports = node_0_address(rendezvous, place)
 
     def token(at: tuple[str, int]) -> bytes:
         return read_token(token_path(rendezvous.folder, report.start, at))
 
-    return join(report, leaves, [(master, port) for port in ports], token, seconds, say, rendezvous.ranks)
+    return join_node_0(report, leaves, [(master, port) for port in ports], token, seconds, say, rendezvous.ranks)
 
 
 @contextlib.contextmanager
@@ -310,15 +317,15 @@ def _roll_call(
     report: Report, leaves: Mapping[str, Any], rendezvous: Rendezvous, place: Place, say: Say
 ) -> Iterator[RollCall]:
     """Node 0's roll call; its listeners and the run's token end with it."""
-    master, ports = where(rendezvous, place)
+    master, ports = node_0_address(rendezvous, place)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(each) for each in listen(master, ports, say)]
         path = token_path(rendezvous.folder, report.start, (master, listeners[0].getsockname()[1]))
-        token = stack.enter_context(made_token(path, say))
+        token = stack.enter_context(shared_token(path, say))
         yield RollCall(listeners, token, report, leaves, rendezvous.nodes, say, place.hosts)
 
 
-def _confirm(line: Line, start: Start) -> None:
+def _confirm(line: Connection, start: Start) -> None:
     """Tell node 0 whether this node sees the run directory, and wait for its answer."""
     plan = str(RunLayout.of(start.run_dir).plan)
     until = time.monotonic() + SEE_SECONDS / 2
@@ -334,7 +341,7 @@ def _confirm(line: Line, start: Start) -> None:
         raise ReportedElsewhereError(str(found.get("refused", "node 0 has ended")), hint=str(found.get("hint", "")))
 
 
-def where(rendezvous: Rendezvous, place: Place) -> tuple[str, tuple[int, ...]]:
+def node_0_address(rendezvous: Rendezvous, place: Place) -> tuple[str, tuple[int, ...]]:
     """The host name of node 0, and the ports at which it may listen for the other nodes. Raises MachineError."""
     if rendezvous.ranks:
         host, port = rendezvous.ranks
@@ -343,17 +350,17 @@ def where(rendezvous: Rendezvous, place: Place) -> tuple[str, tuple[int, ...]]:
             raise MachineError(what, hint="set nodes.rendezvous to a lower port")
         ports: tuple[int, ...] = (port + 1,)
     elif place.hosts and place.start:
-        # Derived from the job and its step: two jobs on the same nodes do not meet.
+        # Derived from the job and its step, so that two jobs on the same nodes do not meet.
         seed = int.from_bytes(hashlib.sha256(place.start.encode()).digest()[:8])
         host, ports = place.hosts[0], tuple(LOWEST_PORT + (seed + 977 * each) % SPAN for each in range(CANDIDATES))
     else:
         what = f"the plan has {rendezvous.nodes} nodes, and nodes.rendezvous does not say where they meet"
         raise MachineError(what, hint="set nodes.rendezvous to host:port of node 0")
     try:
-        host.encode("idna")  # as a look-up does, which would end with the same error
+        host.encode("idna")  # as a look-up would: it fails with the same error
     except UnicodeError as error:
-        hint = "the parts of a name between its dots have 1 to 63 characters"
-        raise MachineError(f"node 0 cannot be called {host}: this is not a valid host name", hint=hint) from error
+        hint = "each part of a host name between dots has 1 to 63 characters"
+        raise MachineError(f"{host} is not a valid host name for node 0", hint=hint) from error
     return host, ports
 
 
@@ -381,20 +388,20 @@ def listen(host: str, ports: Sequence[int], say: Say) -> list[socket.socket]:
                 return found
     raise MachineError(
         f"port {', '.join(map(str, ports))} is taken on this node, where the others are to report",
-        hint="set nodes.rendezvous to another port; the next one above is used, too",
+        hint="set nodes.rendezvous to another port; the next higher one is used too",
     )
 
 
 def _own_addresses(host: str) -> tuple[list[str], str]:
-    """The addresses of node 0's name on node 0; else none, and why other nodes would not find it there."""
+    """The addresses of node 0's name on node 0; or none, and why other nodes would not reach it there."""
     try:
         found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except OSError as error:
         return [], f"{host} is not known on it ({error.strerror})"
     outside = [each for each in found if not ipaddress.ip_address(each).is_loopback]
-    # Debian has a machine's own name mean 127.0.1.1 on it (Debian Reference, 5.1.1), and not on others.
+    # Debian maps a machine's own name to 127.0.1.1 on that machine (Debian Reference, 5.1.1).
     if not outside and host not in found and host.partition(".")[0] != "localhost":
-        return [], f"{host} is {', '.join(found)} on it, where no other machine finds it"
+        return [], f"{host} is {', '.join(found)} on it, which no other machine can reach"
     return outside or [*found], ""
 
 
@@ -409,7 +416,7 @@ def _servers(addresses: Sequence[str], port: int) -> Iterator[socket.socket]:
                 raise
 
 
-def comparable(plan: Plan) -> dict[str, Any]:
+def comparable_leaves(plan: Plan) -> dict[str, Any]:
     """The leaves of a plan that must be the same on all nodes, by their path."""
     data = plan_to_json(plan)
     for command in data["commands"]:

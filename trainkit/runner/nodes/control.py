@@ -1,6 +1,6 @@
-"""The control line: what the guardians of a run's nodes tell one another, and the one verdict. Standard library only.
+"""The control connection: messages between the guardians of a run's nodes, and the verdict. Standard library only.
 
-Every node has a connection to node 0, made at the roll call. A node sends heartbeats, that its run is ending, and how
+Every node has a connection to node 0, opened at the roll call. A node sends heartbeats, that its run is ending, and how
 it ended; node 0 sends the order to end and the verdict. A node that sends nothing for a while, or whose connection
 closes, is lost. The verdict is the first cause by node 0's clock, among those that are no consequence of another.
 """
@@ -17,19 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainkit.files import read_end
-from trainkit.runner.nodes.line import SEND_SECONDS, Line, flush_all
+from trainkit.runner.nodes.connection import SEND_SECONDS, Connection, flush_all
 from trainkit.runner.report.exit_status import KILLED, Verdict
 from trainkit.text import listed
 
 BEAT_SECONDS = 5.0
-LOST_SECONDS = 30.0  # without a message
+LOST_SECONDS = 30.0  # without a message, after which a node counts as lost
 # The same once the run is ending: Slurm sends KILL 30 s after TERM (its KillWait), and by then status.json is written.
 LOST_AT_END_SECONDS = 15.0
 PATIENCE = 15.0  # beyond the grace time, for the ends of all nodes once one has failed
 LOOK_SECONDS = 0.2
 
 
-# Messages of gloo, NCCL and launchers about a peer that has gone: it has failed, and not the rank with the message.
+# What gloo, NCCL and launchers print when a peer has gone: the peer has failed, not the rank that prints it.
 _LOST_PEER = re.compile(
     r"connection (?:was )?(?:closed|reset|refused) by (?:remote )?peer|connection reset|socket closed|broken pipe"
     r"|ncclRemoteError|remote process exited|ncclSystemError|recvValue failed|RendezvousClosedError"
@@ -37,7 +37,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 END_BYTES = 4096  # of a failed rank's log, where the reason stands …
-ABORT_BYTES = 4 * END_BYTES  # … and after an abort C++ lists its frames behind it
+ABORT_BYTES = 4 * END_BYTES  # … and after an abort C++ prints its frames below it
 OWN, LAUNCHERS, CONSEQUENCE = range(3)  # how likely a failure is the cause of the others, the likeliest first
 
 
@@ -54,11 +54,11 @@ class Neighbour(NamedTuple):
 
 
 class Control:
-    """This node's end of it. neighbours: on node 0 all others, elsewhere node 0; none if there is only one node.
+    """This node's end of the control connection.
 
-    said: for node 0's console. A guardian calls `turn` when the selector reports an event whose `data` is `NODES`, and
-    five times a second in any case: node 0 is not woken by messages, for the heartbeats of a thousand nodes would never
-    let it sleep.
+    neighbours: all others on node 0, node 0 elsewhere; none with one node. said: for node 0's console. A guardian calls
+    `turn` when the selector reports an event whose `data` is `NODES`, and five times a second in any case: node 0 is
+    not woken by messages, for the heartbeats of a thousand nodes would never let it sleep.
     """
 
     NODES = "nodes"
@@ -69,23 +69,23 @@ class Control:
         self.node = node
         self._node, self._neighbours, self._selector, self._grace = node, dict(neighbours), selector, grace
         self._host = os.uname().nodename
-        self._lines = {node: Line(socket.socket(fileno=each.fd)) for node, each in neighbours.items()}
+        self._lines = {node: Connection(socket.socket(fileno=each.fd)) for node, each in neighbours.items()}
         self._ready = selectors.DefaultSelector()
         for other, line in self._lines.items():
-            os.set_inheritable(line.fileno(), False)  # held open by a rank, it would not close with the guardian
+            os.set_inheritable(line.fileno(), False)  # a rank that inherited it would keep it open after the guardian
             self._ready.register(line, selectors.EVENT_READ, other)
             if node:
                 selector.register(line, selectors.EVENT_READ, self.NODES)
         now = time.monotonic()
         self._heard, self._beat, self._turned = dict.fromkeys(self._lines, now), 0.0, now
-        self._met: set[int] = set()  # nodes whose guardian has this connection by now
+        self._met: set[int] = set()  # nodes whose guardian has taken over this connection
         self._first: dict[int, float] = {}  # node -> when it was first known that its run is ending
         self._ends: dict[int, NodeEnd] = {}
         self._told = False  # whether the others know that this node's run is ending
         self._why = ""  # it is
         self.order = ""  # why another node wants the run to end
         self.said: list[str] = []
-        self._lost: dict[str, list[str]] = {}  # how -> nodes that were lost so and are not reported yet
+        self._lost: dict[str, list[str]] = {}  # how -> nodes lost in this way that are not reported yet
         self._posts: list[tuple[int, Mapping[str, Any]]] = []  # messages of the hang watches
         self._kept: list[Mapping[str, Any]] = []
         self._mine: NodeEnd | None = None  # as reported to node 0
@@ -98,21 +98,21 @@ class Control:
     def turn(self) -> None:
         """Read what the others have sent, send a heartbeat, and notice nodes that are lost."""
         now = time.monotonic()
-        if now - self._turned > 2 * BEAT_SECONDS:  # this node stood still itself, as a suspended job does
+        if now - self._turned > 2 * BEAT_SECONDS:  # this node was suspended itself
             self._heard = dict.fromkeys(self._heard, now)
         self._turned = now
         for key, _ in self._ready.select(0):
             self._hear(key.data, now)
         limit = LOST_AT_END_SECONDS if self._why or self.order else LOST_SECONDS
         for node in [node for node in self._lines if now - self._heard[node] > limit]:
-            self._lose(node, f": nothing was heard of it for {limit:.0f} s")
+            self._lose(node, f": no heartbeat for {limit:.0f} s")
         if now - self._beat >= BEAT_SECONDS:
             self._beat = now
             self._tell({"beat": True})
         for line in self._lines.values():
             if line.unsent:
                 line.flush()
-        # All at once: a switch that fails takes hundreds of nodes with it.
+        # In one line: a switch that fails takes hundreds of nodes with it.
         for how, names in self._lost.items():
             self.said.append(f"{listed(names)} {'was' if len(names) == 1 else 'were'} lost{how}")
         self._lost.clear()
@@ -157,8 +157,8 @@ class Control:
         if self._node == 0:
             self._tell({"signal": number})
 
-    def insist(self) -> None:
-        """Have everything killed on all nodes at once."""
+    def kill_everything(self) -> None:
+        """Kill everything on all nodes at once."""
         if not self.insists:
             self.insists = True
             self._tell({"kill": True})
@@ -171,7 +171,7 @@ class Control:
         wait: Callable[[float], None],
         record: Callable[[Verdict], None] = lambda _: None,
     ) -> Verdict:
-        """The verdict on the whole run, which node 0 gives when all nodes have ended.
+        """The verdict on the whole run, which node 0 decides when all nodes have ended.
 
         wait: the guardian's. record: writes status.json, on node 0 before the others get the verdict: a scheduler may
         kill what is left when they have ended.
@@ -184,7 +184,7 @@ class Control:
             verdict = self._settle_all(mine, wait) if self._node == 0 else self._report(mine, wait)
         record(verdict)
         if self._node == 0 and self._lines:
-            # Without trainkit on node 0 another node has to print how the run has ended.
+            # If trainkit on node 0 is gone, another node has to print how the run ended.
             speaker = {"speaker": min(self._lines)} if self.alone else {}
             self._tell({"verdict": verdict._asdict(), **speaker})
             flush_all(self._lines.values(), SEND_SECONDS)
@@ -201,7 +201,7 @@ class Control:
                 wait(0)
                 break
             wait(LOOK_SECONDS)
-        return judge_nodes([*self._ends.values()])
+        return decide_verdict_of_nodes([*self._ends.values()])
 
     def _report(self, mine: NodeEnd, wait: Callable[[float], None]) -> Verdict:
         self._mine = mine
@@ -231,14 +231,14 @@ class Control:
     def _on_message(self, node: int, message: Mapping[str, Any]) -> None:
         if node not in self._met:
             self._met.add(node)
-            if self._why:  # what was sent before may have been lost
+            if self._why:  # earlier messages may have been lost
                 self._lines[node].send({"ending": self._why})
         if "ending" in message and self._node == 0:
             self._first.setdefault(node, time.monotonic())
             self._stop_all(node, f"{self._neighbours[node].name}: {message['ending']}")
         elif "ending" in message:
             self.order = self.order or str(message["ending"])
-            if self._mine is not None:  # to a trainkit that goes on for its guardian, which was killed
+            if self._mine is not None:  # to a trainkit that takes over from its killed guardian
                 self._lines[node].send(_ended(self._mine))
         elif "kill" in message:
             self.insist()
@@ -246,7 +246,7 @@ class Control:
             self.passed_on.append(int(message["signal"]))
         elif "ended" in message:
             at = self._first.setdefault(node, time.monotonic())
-            end = verdict_of(message["ended"])
+            end = verdict_in(message["ended"])
             consequence, received = bool(message.get("consequence")), message.get("received")
             self._ends[node] = NodeEnd(node, self._neighbours[node].host, at, end, consequence, received)
             if end.failure is not None:
@@ -254,7 +254,7 @@ class Control:
         elif "post" in message:
             self._posts.append((node, dict(message["post"])))
         elif "verdict" in message:
-            self._verdict = verdict_of(message["verdict"])
+            self._verdict = verdict_in(message["verdict"])
             if message.get("speaker") == self._node and self._verdict.failure is not None:
                 self.said.append(f"the run failed: {self._verdict.why}")
 
@@ -281,7 +281,7 @@ class Control:
         why = f"{lost.name} was lost{how}"
         self._lost.setdefault(how, []).append(lost.name)
         if self._node == 0:
-            # A silent node was lost when its next heartbeat did not come.
+            # A silent node counts as lost from the moment its next heartbeat was due.
             missed = self._heard[node] + BEAT_SECONDS
             at = self._first.setdefault(node, min(missed, time.monotonic()) if how else time.monotonic())
             self._ends[node] = NodeEnd(node, lost.host, at, Verdict(KILLED, "node", why, node=node))
@@ -313,7 +313,7 @@ class NodeEnd(NamedTuple):
     received: int | None = None
 
 
-def verdict_of(message: Mapping[str, object]) -> Verdict:
+def verdict_in(message: Mapping[str, object]) -> Verdict:
     """The verdict in a message of another node. Raises TypeError or ValueError for something else."""
     found = Verdict(**message)  # type: ignore[arg-type]
     whole, texts = (found.exit_code, found.rank or 0, found.signal or 0), (found.failure or "", found.why)
@@ -322,7 +322,7 @@ def verdict_of(message: Mapping[str, object]) -> Verdict:
     return found
 
 
-def judge_nodes(ends: Sequence[NodeEnd]) -> Verdict:
+def decide_verdict_of_nodes(ends: Sequence[NodeEnd]) -> Verdict:
     """The verdict on the run, from the verdict of each node, node 0's first."""
 
     def unlikely(end: NodeEnd) -> int:
@@ -338,7 +338,7 @@ def judge_nodes(ends: Sequence[NodeEnd]) -> Verdict:
     others = [each for each in ends if each.node]
     if len(others) > 1 and first.node and all(each.verdict.failure == "node" for each in others):
         mine = next(each for each in ends if not each.node)
-        why = f"node 0 ({mine.host}) has lost all other nodes: most likely it is its own network that fails"
+        why = f"node 0 ({mine.host}) has lost all other nodes: most likely its own network failed"
         return first.verdict._replace(why=why, node=0, blamed=mine.host)
     everywhere = (
         first.verdict.failure in ("signal", "submitter")
@@ -358,7 +358,7 @@ def located(end: NodeEnd) -> str:
 
 
 def has_lost_peer(verdict: Verdict, log: str) -> bool:
-    """Whether a rank has ended only because another one has gone. log: path of its standard error."""
+    """Whether a rank failed only because another one has gone. log: path of its standard error."""
     if verdict.rank is None or verdict.signal not in (None, signal.SIGABRT):  # NCCL's watchdog aborts the process
         return False
     end = read_end(log, END_BYTES if verdict.signal is None else ABORT_BYTES)

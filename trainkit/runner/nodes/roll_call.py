@@ -27,12 +27,12 @@ from typing import Any, NoReturn
 
 from trainkit.errors import MachineError
 from trainkit.files import open_regular, publish
+from trainkit.runner.nodes.connection import MOST, SEND_SECONDS, Connection, flush_all
 from trainkit.runner.nodes.control import Neighbour
-from trainkit.runner.nodes.line import MOST, SEND_SECONDS, Line, flush_all
 from trainkit.text import counted, listed
 
 SAY_SECONDS = 5.0  # until the first line about who is missing
-MOST_DIFFERENCES = 3  # that are named
+MOST_DIFFERENCES = 3  # that a message names
 
 Say = Callable[[str], None]
 
@@ -42,7 +42,7 @@ class Report:
     """The report of one node. start: as in `Place`, or the plan's name; version: of trainkit.
 
     digest: of the plan's leaves. The leaves are sent only on request: they are kilobytes, and nodes may be thousands.
-    process: random for each process, to tell a node that connects again from two nodes with the same number.
+    process: random for each process; tells a node that reconnects from two nodes with the same number.
     unfit: why this machine cannot run the plan; empty if it can. hint: what to do about that.
     """
 
@@ -61,7 +61,7 @@ class Report:
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> Report | None:
-        """The report in a message, also of another version of trainkit; None if it is something else."""
+        """The report in a message, even from another version of trainkit; None for any other message."""
         node, texts = message.get("node"), [message.get(name, "") for name in cls.__slots__[1:]]
         if not isinstance(node, int) or not message.keys() >= {"host", "start", "version"}:
             return None
@@ -78,7 +78,7 @@ def say_after(seconds: float) -> float:
 
 
 class RefusedRunError(MachineError):
-    """A run that is not started. blamed: the hosts at fault, separated by commas; empty if all are."""
+    """The run was refused before its start. blamed: the hosts at fault, separated by commas; empty if all are."""
 
     def __init__(self, why: str, *, hint: str = "", blamed: str = "") -> None:
         super().__init__(why, hint=hint)
@@ -92,7 +92,7 @@ class ReportedElsewhereError(RefusedRunError):
 def refusal(first: Report, other: Report, nodes: int) -> str:
     """Why a node may not join node 0's run, whatever its plan; empty if it may."""
     if not 0 < other.node < nodes:
-        return f"{other.name} is none of the {nodes} nodes of the plan, which are 0 to {nodes - 1}"
+        return f"{other.name} is not in the plan, whose {nodes} nodes are 0 to {nodes - 1}"
     if other.version != first.version:
         return f"{other.name} has trainkit {other.version}, and {first.name} {first.version}"
     if other.unfit:
@@ -100,10 +100,10 @@ def refusal(first: Report, other: Report, nodes: int) -> str:
     return ""
 
 
-def unequal(first: Report, planned: Mapping[str, Any], other: Report, found: Mapping[str, Any]) -> str:
+def plan_differences(first: Report, planned: Mapping[str, Any], other: Report, found: Mapping[str, Any]) -> str:
     """How two plans differ that should be the same."""
     keys = [key for key in dict.fromkeys((*planned, *found)) if planned.get(key) != found.get(key)]
-    # Arguments of a command, and digests, follow from the other differences, and tell people less.
+    # Arguments of a command, and digests, follow from the other differences and say less.
     keys.sort(key=lambda key: 2 if key.endswith("digest") else int(".argv." in key))
     shown = [f"{key} is {found.get(key, 'absent')}, and {planned.get(key, 'absent')} there" for key in keys]
     more = f", and {len(shown) - MOST_DIFFERENCES} more" if len(shown) > MOST_DIFFERENCES else ""
@@ -121,7 +121,7 @@ class Start:
 
     @classmethod
     def read(cls, message: object) -> Start | None:
-        """The start in a message; None if it is something else."""
+        """The start in a message; None for any other message."""
         if not isinstance(message, dict) or message.keys() != {*cls.__slots__}:
             return None
         texts, numbers = (message["run_dir"], message["master"]), (message["attempt"], message["port"])
@@ -133,9 +133,14 @@ class Start:
 
 
 BYTES = 32
-HEX = re.compile(f"[0-9a-f]{{{2 * BYTES}}}")  # as nonces and proofs are sent, and the token is written
+HEX = re.compile(
+    f"[0-9a-f]{{{2 * BYTES}}}"
+)  # the form of nonces and proofs on the connection, and of the token in its file
 FIRST_BYTES = 512  # of a message before the sender has proved that it has the token
-NODE_0, OTHER = "node 0", "other node"  # whose proof it is: node 0's own proof, sent back, proves nothing
+NODE_0, OTHER = (
+    "node 0",
+    "other node",
+)  # the side is part of the proof, so that node 0's proof, sent back to it, proves nothing
 
 
 def token_path(folder: str, start: str, place: tuple[str, int]) -> str:
@@ -145,10 +150,10 @@ def token_path(folder: str, start: str, place: tuple[str, int]) -> str:
 
 
 @contextlib.contextmanager
-def made_token(path: str, say: Say) -> Iterator[bytes]:
-    """A new token at the path, while the nodes meet. Raises MachineError if it cannot be written.
+def shared_token(path: str, say: Say) -> Iterator[bytes]:
+    """A new token at the path, which exists while the nodes meet. Raises MachineError if it cannot be written.
 
-    A start that is refused or ended leaves no folder that was made for it.
+    A refused or ended start leaves behind no folder that was created for it.
     """
 
     def remove() -> None:
@@ -168,12 +173,12 @@ def made_token(path: str, say: Say) -> Iterator[bytes]:
         hint = "set output.root to a folder that you may write to, and that all nodes share"
         raise MachineError(what, hint=hint) from error
     if stat.S_IMODE(seen) & 0o077:
-        say(f"warning: {folder} keeps no file private: whoever reads the run's token in it can join the nodes")
+        say(f"warning: files in {folder} cannot be made private: whoever reads the run's token there can join")
     try:
         yield token
     except BaseException:
         remove()
-        with contextlib.suppress(OSError):  # another run is in it
+        with contextlib.suppress(OSError):  # another run uses it
             for each in made:
                 os.rmdir(each)
         raise
@@ -181,7 +186,7 @@ def made_token(path: str, say: Say) -> Iterator[bytes]:
 
 
 def read_token(path: str) -> bytes:
-    """The token at a path. Raises OSError, also if another user may have put the file there."""
+    """The token at a path. Raises OSError, even if another user may have put the file there."""
     with os.fdopen(open_regular(path), "rb") as file:
         owner = os.fstat(file.fileno()).st_uid
         # A file server may map all users to another number (squashing): then the folder has the same owner.
@@ -189,7 +194,7 @@ def read_token(path: str) -> bytes:
             raise PermissionError(1, f"it belongs to another user ({owner})", path)
         text = file.read(2 * BYTES + 1).decode("ascii", "replace")
     if not HEX.fullmatch(text):
-        raise OSError(22, "it is no token", path)
+        raise OSError(22, "it is not a token", path)
     return bytes.fromhex(text)
 
 
@@ -212,14 +217,14 @@ def is_proof(value: object, token: bytes, side: str, nonces: tuple[str, str]) ->
 
 
 TURN_SECONDS = 0.2
-LATE_SECONDS = 10.0  # for nodes that start a little later, to hear that the run was refused
+LATE_SECONDS = 10.0  # for late nodes to be told that the run was refused
 SEE_SECONDS = 30.0  # for all nodes to see the run directory: NFS shows new files late
 SILENT_SECONDS = 10.0  # for the proof and the report on a new connection
-MOST_STRANGERS = 256  # connections beyond those of the nodes; the oldest without a report go first
+MOST_STRANGERS = 256  # connections beyond those of the nodes; the oldest without a report are dropped first
 MOST_OF_REPORT = 1 << 16  # bytes
 BACKLOG = 4096
 MOST_NAMED = 8
-SAME_WORDS = "start every node with the same words, and each once"
+SAME_WORDS = "start each node once, all with the same command"
 
 
 class Caller:
@@ -231,14 +236,14 @@ class Caller:
     __slots__ = ("address", "line", "nonces", "proven", "report", "since")
 
     def __init__(self, end: socket.socket, address: str) -> None:
-        self.line = Line(end, FIRST_BYTES)
+        self.line = Connection(end, FIRST_BYTES)
         self.address, self.nonces, self.proven = address, ("", ""), False
         self.report: Report | None = None
         self.since = time.monotonic()
 
 
 class RollCall:
-    """Node 0's side. leaves: of the plan, as from `assembly.comparable`. hosts: by node, if they are known."""
+    """Node 0's side. leaves: of the plan, as from `assembly.comparable_leaves`. hosts: by node, if they are known."""
 
     def __init__(
         self,
@@ -268,7 +273,7 @@ class RollCall:
             for key, _ in self._selector.select(TURN_SECONDS):
                 if key.data is None:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
-                elif key.data.line.fileno() >= 0:  # it may have been dropped for another one just before
+                elif key.data.line.fileno() >= 0:  # it may have been dropped just before
                     self._read(key.data)
             now = time.monotonic()
             if now - looked < TURN_SECONDS:
@@ -283,7 +288,7 @@ class RollCall:
                 self._say(f"{self._present()}, {passed:.0f} s")
             if passed > seconds:
                 missing = [host for node, host in enumerate(self._hosts) if node and node not in self._here]
-                hint = "see why it did not start, and start again"
+                hint = "see why it did not start, then start again"
                 self.refuse(f"after {seconds:.0f} s {self._present()}", hint, blamed=",".join(missing))
         for listener in self._listeners:
             self._selector.unregister(listener)
@@ -292,7 +297,7 @@ class RollCall:
 
     def _present(self) -> str:
         missing = [self._name(node) for node in range(1, self._nodes) if node not in self._here]
-        refused = f"; {self._refused} came without the run's token" if self._refused else ""
+        refused = f"; {self._refused} connected without the run's token" if self._refused else ""
         return f"{len(self._here) + 1} of {self._nodes} nodes are here; waiting for {listed(missing, most=8)}{refused}"
 
     def _name(self, node: int) -> str:
@@ -303,9 +308,9 @@ class RollCall:
             end, address = listener.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return  # it is gone again
+                return  # it has disconnected again
             if not self._strangers:
-                self.refuse(f"node 0 can have no more files open: {error.strerror}", "raise it with ulimit -n")
+                self.refuse(f"node 0 cannot open more files: {error.strerror}", "raise the limit with ulimit -n")
             self._forget_oldest_stranger()
             return
         caller = Caller(end, str(address[0]))
@@ -315,11 +320,11 @@ class RollCall:
             self._forget_oldest_stranger()
 
     def _forget_oldest_stranger(self) -> None:
-        """One that has proved nothing, if there is one."""
+        """The oldest one without a proof, else the oldest."""
         self._forget(next((each for each in self._strangers if not each.proven), next(iter(self._strangers))))
 
     def _heard(self, caller: Caller) -> list[dict[str, Any]] | None:
-        """Messages of a caller that has proved that it has the token; None when it is gone, or has not proved it."""
+        """Messages of a caller that has proved that it has the token; None if it is gone, or its proof is wrong."""
         messages = caller.line.waiting_messages()
         while messages and not caller.proven:
             message = messages.pop(0)
@@ -344,10 +349,12 @@ class RollCall:
             if caller.report is None:
                 self._meet(caller, message)
             elif caller in self._strangers and isinstance(message.get("leaves"), dict):
-                self.refuse(unequal(self._mine, self._leaves, caller.report, message["leaves"]), SAME_WORDS, caller)
+                self.refuse(
+                    plan_differences(self._mine, self._leaves, caller.report, message["leaves"]), SAME_WORDS, caller
+                )
 
     def _forget(self, caller: Caller) -> None:
-        if caller.nonces[0] and not caller.proven:  # before the close, at which the caller may come again
+        if caller.nonces[0] and not caller.proven:  # before the close, after which the caller may reconnect
             self._refused = caller.address
         self._strangers.pop(caller, None)
         self._selector.unregister(caller.line)
@@ -358,7 +365,7 @@ class RollCall:
 
     def _meet(self, caller: Caller, message: Mapping[str, Any]) -> None:
         report = Report.read(message)
-        if report is None:  # something else has come to this port
+        if report is None:  # an unrelated connection to this port
             self._forget(caller)
             return
         if report.start != self._mine.start:
@@ -369,11 +376,11 @@ class RollCall:
         known = self._here.get(report.node)
         same = known is not None and known.report is not None and known.report.process == report.process != ""
         if known is not None and (same or known.line.waiting_messages() is None):
-            del self._here[report.node]  # it has come again before its end was seen
+            del self._here[report.node]  # it reconnected before its disconnection was seen
             self._forget(known)
         elif known is not None or report.node == self._mine.node:
             host = self._mine.host if known is None or known.report is None else known.report.host
-            self.refuse(f"{report.name} is there twice: {host} has the same number", SAME_WORDS, caller)
+            self.refuse(f"{report.name} was started twice: {host} has the same number", SAME_WORDS, caller)
         if why := refusal(self._mine, report, self._nodes):
             self.refuse(why, report.hint if report.unfit else SAME_WORDS, caller, report.host if report.unfit else "")
         if report.digest != self._mine.digest:
@@ -386,7 +393,7 @@ class RollCall:
 
     def refuse(self, why: str, hint: str, caller: Caller | None = None, blamed: str = "") -> NoReturn:
         """Tell all nodes that are here, and the caller, and raise the RefusedRunError."""
-        if self._mine.unfit:  # counts more: the others may be unfit for the same reason
+        if self._mine.unfit:  # node 0's own reason counts more: the others may be unfit for the same one
             why, hint = f"{self._mine.name} cannot run the plan: {self._mine.unfit}", self._mine.hint
             blamed = self._mine.host if len(self._here) == self._nodes - 1 else ""
         self.dismiss(why, hint, caller)
@@ -405,7 +412,7 @@ class RollCall:
         flush_all(lines, SEND_SECONDS)
 
     def _dismiss_late(self, refusal: Mapping[str, str], told: int) -> None:
-        """Tell nodes that come a little later: they would wait for node 0 for minutes. told: how many know already."""
+        """Tell late nodes too: they would wait for node 0 for minutes. told: how many know already."""
         until, left = time.monotonic() + LATE_SECONDS, self._nodes - 1 - told
         while left > 0 and time.monotonic() < until:
             for key, _ in self._selector.select(TURN_SECONDS):
@@ -424,7 +431,7 @@ class RollCall:
                     self._selector.unregister(key.fileobj)
 
     def neighbours(self) -> Iterator[Neighbour]:
-        """The other nodes with the descriptors of their lines, which belong to the caller from then on."""
+        """The other nodes with the descriptors of their connections, which the caller owns from then on."""
         self._selector.close()
         for node, caller in sorted(self._here.items()):
             assert caller.report is not None

@@ -45,7 +45,7 @@ def main() -> NoReturn:
     except ValueError as error:
         sys.exit(str(error))
     code = Wrapper(options, dict(os.environ)).run()
-    os._exit(code)  # nothing to clean up, and a finaliser that hangs would hold the launcher
+    os._exit(code)  # there is nothing to clean up, and a finaliser that hangs would block the launcher
 
 
 if __name__ == "__main__":

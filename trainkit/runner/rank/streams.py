@@ -11,8 +11,8 @@ import sys
 
 CHUNK = 1 << 18
 KEPT = 2500  # bytes of the end of the output that could not be logged
-# What Linux grants without privileges (/proc/sys/fs/pipe-max-size, pipe(7)).
-PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait for its wrapper's turn on the processor
+# The largest pipe that Linux grants without privileges (/proc/sys/fs/pipe-max-size, pipe(7)):
+PIPE_CAPACITY = 1 << 20  # a program that prints much should not wait until its wrapper is scheduled
 
 
 class Copier:
@@ -41,7 +41,7 @@ class Copier:
         return bool(data)
 
     def write(self, data: bytes) -> None:
-        """Write to log and console, as if the program had."""
+        """Write to log and console, as if the program had written it."""
         try:
             write_all(self._log, data)
         except OSError as error:  # a full disk must not end a training run; the loss is reported at the end
@@ -51,7 +51,7 @@ class Copier:
         if self._console is not None:
             try:
                 write_all(self._console, data)
-            except OSError:  # the reader has gone away: the log continues
+            except OSError:  # the reader is gone: the log continues
                 self._console = None
 
 
@@ -72,7 +72,7 @@ def open_channel(console: int | None) -> tuple[int, int]:
 
         master, slave = os.openpty()
         attributes = termios.tcgetattr(slave)
-        attributes[1] &= ~termios.OPOST  # the real terminal turns \n into \r\n; twice would be wrong
+        attributes[1] &= ~termios.OPOST  # the real terminal turns \n into \r\n; this one must not
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         copy_window_size(console, master)
         return master, slave

@@ -1,6 +1,6 @@
-"""The wrapper of one rank: its logs, its exit record, its signals, and no survivor when the wrapper is killed.
+"""The wrapper of one rank: it writes the logs and the exit record, passes signals on, and leaves no process behind.
 
-Standard library only, and quick to load: every rank's start waits for it.
+Standard library only, because every rank's start waits for this module to load.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trainkit.heartbeat import PAGE, VARIABLE
 from trainkit.machine.cpu_affinity import keep_to
 from trainkit.runner.rank.streams import Copier, copy_window_size, open_channel
 from trainkit.runner.rundir.records import (
-    NOT_SHOWN,
+    NOT_OBSERVED,
     SAYS,
     UNSEEN,
     Name,
+    Observation,
     RankRecord,
-    Shown,
     Status,
     last_of,
     log_path,
+    observation_path,
     record_path,
     records_path,
     run_of,
-    shown_path,
     status_path,
     write_record,
 )
@@ -51,13 +51,13 @@ from trainkit.runner.supervisor.processes import (
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HOOK = os.path.join(_PACKAGE, "verify", "hook")
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as of a shell
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell exits
 NOT_AS_PLANNED = 1  # as trainkit/verify/observe.py ends a program
-NOT_REGISTERED = 1  # nothing was started: the guardian could not have supervised it
-DRAIN_SECONDS = 2.0  # at most, for output of background children after the program's end …
-SILENT_SECONDS = 0.5  # … and only until there has been none for so long
-LINGER_SECONDS = 0.5  # a stop that reaches program and wrapper one after the other is still one stop
-LOOK_SECONDS = 1.0  # between looks whether trainkit or its guardian still runs
+NOT_REGISTERED = 1  # nothing was started, because the guardian could not have supervised it
+DRAIN_SECONDS = 2.0  # limit for output of background children after the program's end …
+SILENT_SECONDS = 0.5  # … which ends earlier after so long without output
+LINGER_SECONDS = 0.5  # signals within this time count as one: a stop may reach program and wrapper one after the other
+LOOK_SECONDS = 1.0  # between checks that trainkit or its guardian still runs
 CLEAN_UP_SECONDS = 2.0  # after a terminal's Ctrl-C, before TERM
 
 
@@ -86,10 +86,10 @@ class Wrapper:
         self._copiers: list[Copier] = []
         self._watchers: list[ProcessId] = []  # trainkit and its guardian, which end this rank
         self._kill_at = self._term_at = float("inf")
-        self._alone = False  # whether they are gone
+        self._alone = False  # whether both are gone
         self._exit: int | None = None  # minus the signal that killed it
         self._unwritable = ""  # why nothing could be written
-        self._before = ""  # how this rank differed from the plan before the launcher restarted it
+        self._before = ""  # how this rank differed from the plan before the launcher's restart
         self._shares_terminal = os.isatty(0)
         hang_up = signal.getsignal(signal.SIGHUP)
         self._ignored = (signal.SIGHUP,) if hang_up == signal.SIG_IGN else ()  # nohup's
@@ -98,7 +98,7 @@ class Wrapper:
             int(value) if (value := environ.get(name, "")).isdecimal() else 0
             for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
         )
-        self._shown = shown_path(options.attempt_dir, rank)
+        self._shown = observation_path(options.attempt_dir, rank)
         self._record = RankRecord(
             rank,
             local_rank,
@@ -121,12 +121,12 @@ class Wrapper:
         except OSError as error:
             self._say_unwritable(error)
             return self._end(ended=time.time(), exit_code=NOT_REGISTERED, message=self._unwritable)
-        # Trainkit and its guardian, killed together, can no longer end this rank. They are watched if they run, or if
-        # they were killed before this rank has started; else they cannot be seen from here.
+        # If trainkit and its guardian are killed together, neither can end this rank. They are watched if they run, or
+        # if they were killed before this rank started; otherwise they cannot be seen from here.
         processes, launcher = watchers(self._options.attempt_dir, self._record.node)
         if _any_runs(processes) or descends_from(launcher, os.getpid()):
             self._watchers = processes
-        if self._before:  # the launcher restarts any rank that fails, and this one would differ again
+        if self._before:  # a launcher restarts every failed rank, and this one would differ again
             return self._end(ended=time.time(), exit_code=NOT_AS_PLANNED, not_as_planned=self._before)
         try:
             self._start(channels)
@@ -151,10 +151,12 @@ class Wrapper:
         old = read_record(record_path(attempt, self._record), RankRecord, below=run)
         self._before = differences(self._shown) or (old.not_as_planned if old else "") if self._options.expected else ""
         if not self._before:
-            with contextlib.suppress(OSError):  # of this rank before the launcher restarted it
+            with contextlib.suppress(OSError):  # of this rank, before the launcher's restart
                 remove_file(self._shown, below=run)
-        if self._options.heartbeat and hasattr(os, "memfd_create"):  # else the watch sees processor time and output
-            # The page of the heartbeat and a pipe for requests: without names that could stay.
+        if self._options.heartbeat and hasattr(
+            os, "memfd_create"
+        ):  # without a heartbeat the watch sees only processor time and output
+            # The heartbeat's page and a pipe for requests, neither with a name that could be left behind.
             memory = os.memfd_create("trainkit-heartbeat")
             os.write(memory, bytes(PAGE))
             reader, writer = os.pipe()
@@ -172,7 +174,7 @@ class Wrapper:
         console = own if self._record.rank == 0 else None
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(os.path.join(attempt, "logs", "launcher.log")), os.fstat(own)):
-                console = None  # the launcher's log does not repeat the rank's
+                console = None  # so that the launcher's log does not repeat the rank's
         reader, writer = open_channel(console)
         os.set_blocking(reader, False)
         copier = Copier(reader, log, console)
@@ -190,10 +192,13 @@ class Wrapper:
         if self._options.expected:
             environ = observed(environ, self._options.expected, self._shown)
         streams = (0, *channels)
-        ignore = (*self._ignored, *PASSED_ON)  # a program without a handler for them does not die of them
+        ignore = (
+            *self._ignored,
+            *PASSED_ON,
+        )  # ignored from the start, so that they do not kill a program without a handler
         pid = spawn(self._options.program, environ, streams, group=group, dies_with_parent=True, ignore=ignore)
         self._record = self._record._replace(pid=pid)
-        with contextlib.suppress(OSError):  # a full disk: the program runs, and its end will be tried again
+        with contextlib.suppress(OSError):  # a full disk: the program runs, and its end is recorded again later
             write_record(self._options.attempt_dir, self._record)
 
     def _follow(self, received: int) -> None:
@@ -217,8 +222,8 @@ class Wrapper:
         events = self._selector.select(None if wait == float("inf") else max(0.0, wait))
         for key, _ in events:
             if key.fd == received:
-                # The kernel runs handlers of signals that wait together in reverse: INT must not come after TERM,
-                # nor either after the CHLD that it caused.
+                # The kernel runs the handlers of pending signals in reverse order: INT must not come after TERM,
+                # and neither after the CHLD that it caused.
                 for number in sorted(os.read(received, 512)):
                     self._on_signal(number)
             elif not key.data.copy():
@@ -244,11 +249,11 @@ class Wrapper:
         elif number not in STOP:
             self._send(number)
         else:
-            again = self._record.told_to_stop  # a launcher may send TERM to the program's group and to each rank
+            again = self._record.told_to_stop  # a launcher may send TERM both to the program's group and to each rank
             self._record = self._record._replace(told_to_stop=True)
-            become_subreaper()  # orphans come to us: the sender of the signal may be gone before they end
+            become_subreaper()  # orphans become our children: the sender of the signal may be gone before they end
             if number == signal.SIGINT and self._shares_terminal:
-                # The terminal has sent it to the program too: give KeyboardInterrupt's clean-up a moment before TERM.
+                # The terminal has sent it to the program too: KeyboardInterrupt's clean-up gets a moment before TERM.
                 self._term_at = time.monotonic() + min(CLEAN_UP_SECONDS, self._options.grace)
             elif not again:
                 self._send(number)
@@ -269,7 +274,7 @@ class Wrapper:
         assert self._exit is not None
         if not self._shares_terminal:
             kill_group(self._record.pid)  # children that the program has left
-        # Only now: while the zombie was there, the group's number could not be given to other processes.
+        # Reaped only now: while the zombie exists, the group's number cannot be reused.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._record.pid, 0)
         if self._alone or (self._watchers and not _any_runs(self._watchers)):
@@ -278,9 +283,9 @@ class Wrapper:
         refusal = next((copier.refusal for copier in self._copiers if copier.lost), "")
         proven = self._options.prove and self._exit == 0
         seen = differences(self._shown, proven=proven) if self._options.expected else ""
-        if seen.startswith(NOT_SHOWN):
+        if seen.startswith(NOT_OBSERVED):
             self._copiers[1].write(f"{SAYS}what this rank runs is {seen}\n".encode("utf-8", "surrogateescape"))
-        if seen and self._exit == 0:  # a shell script may continue after a part of it that failed
+        if seen and self._exit == 0:  # a shell script may continue after a command in it that failed
             self._exit = NOT_AS_PLANNED
         return self._end(
             exit_code=self._exit if self._exit >= 0 else None,
@@ -294,7 +299,7 @@ class Wrapper:
         self._record = self._record._replace(clock=self._record.clock or time.monotonic())._replace(**known)
         try:
             write_record(self._options.attempt_dir, self._record)
-        except OSError as error:  # which must not change the program's exit code
+        except OSError as error:  # this must not change the program's exit code
             self._say_unwritable(error)
         return self._record.code
 
@@ -342,7 +347,7 @@ def differences(shown: str, *, proven: bool = False) -> str:
 
     shown: in an attempt's folder of that name. proven: a program in which nothing was seen differs, too.
     """
-    found = read_record(shown, Shown, below=run_of(os.path.dirname(os.path.dirname(shown))))
+    found = read_record(shown, Observation, below=run_of(os.path.dirname(os.path.dirname(shown))))
     if proven and (found is None or found.error):
-        return f"{NOT_SHOWN}{found.error if found else UNSEEN}"
+        return f"{NOT_OBSERVED}{found.error if found else UNSEEN}"
     return "; ".join(found.differences) if found is not None else ""

@@ -11,7 +11,7 @@ from typing import Literal
 from trainkit.text import harmless
 
 Stream = Literal["out", "err"]
-CHUNK = 4096  # what a pipe that select() calls writable takes without blocking
+CHUNK = 4096  # bytes that a pipe takes without blocking once select() reports it writable
 ERASE = b"\r\x1b[2K"
 
 
@@ -19,11 +19,11 @@ class Terminal:
     """Standard output and error, each a terminal, a pipe or a file. The live line is drawn only at column 0."""
 
     def __init__(self, environ: Mapping[str, str], out: int = 1, err: int = 2) -> None:
-        self.prefix = ""  # of trainkit's own lines: the node
+        self.prefix = ""  # of trainkit's own lines: names the node
         self._fds: dict[Stream, int] = {"out": out, "err": err}
         self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
         self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
-        self._at_start = True  # the terminal's current line is empty but for the live line
+        self._at_start = True  # the terminal's current line is empty, apart from the live line
         self._drawn = ""
         self._broken: set[Stream] = set()
         self._patient_until = float("inf")
@@ -34,14 +34,14 @@ class Terminal:
             self._put(stream, data)
 
     def say(self, text: str) -> None:
-        """A line of trainkit's own, never inside a line of the program; standard output is only the program's."""
+        """A line of trainkit's own on standard error, never inside a line of the program."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
         self._put("err", f"{newline}{self.prefix}{harmless(text)}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.
 
-        False if this terminal has none: print plain lines instead.
+        Returns False if there is no terminal: print plain lines instead.
         """
         if not self._can_redraw:
             return False
@@ -56,7 +56,10 @@ class Terminal:
         return True
 
     def abandon(self, seconds: float) -> None:
-        """After so many seconds drop output that a stalled reader does not take. Called from a signal handler."""
+        """From now on, drop output that a stalled reader has not taken after so many seconds.
+
+        Called from a signal handler.
+        """
         self._patient_until = time.monotonic() + seconds
 
     def _put(self, stream: Stream, data: bytes) -> None:

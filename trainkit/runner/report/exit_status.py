@@ -1,4 +1,7 @@
-"""Who ended a run, and with which exit code: one pure function over the records; and status.json, which shows it."""
+"""Who ended a run, and with which exit code: one pure function over the records.
+
+Its verdict is written to status.json.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,30 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainkit.files import publish_or_overwrite
-from trainkit.runner.rundir.records import NOT_SHOWN, Pids, RankRecord, status_path
+from trainkit.runner.rundir.records import NOT_OBSERVED, Pids, RankRecord, status_path
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.processes import STOP, signal_name
 
-# As of a shell; also for ends without a code of their own.
+# As a shell exits after KILL; also for ends without an exit code.
 KILLED = 128 + signal.SIGKILL
-HANGED = 124  # as of timeout(1)
+HANGED = 124  # as timeout(1) exits
 TRAINKIT_KILLED = "trainkit was killed"
 UNRECORDED = "its record could not be written"
 
 
 class Stop(NamedTuple):
-    """The order to end the run. signal: that trainkit received, None for any other reason."""
+    """The order to end the run. signal: the one that trainkit received, None for any other reason."""
 
     at: float  # on this host's monotonic clock
     why: str
     signal: int | None = None
-    failure: str = "trainkit"  # as in Verdict, if there is no signal; submitter: the signal came because it is gone
+    failure: str = (
+        "trainkit"  # as in Verdict, if there is no signal; submitter: the submitting process is gone, hence the signal
+    )
     blamed: str = ""  # as in Verdict
 
 
-class Observed(NamedTuple):
+class Evidence(NamedTuple):
     """Everything that the verdict depends on. Times are seconds of this host's monotonic clock."""
 
     launcher: str
@@ -44,7 +49,7 @@ class Observed(NamedTuple):
     expected_ranks: int = 1
     nodes: int = 1
     preparation: tuple[str, int] | None = None  # title and exit code (minus the signal) of one that failed
-    memory_kills: int = 0  # processes of this machine that the kernel has killed meanwhile, because memory ran out
+    memory_kills: int = 0  # processes that this machine's kernel has killed during the run, because memory ran out
     records_lost: str = ""  # why the ranks' records could not be written; empty if they could
     container: str = ""  # kind of the container engine
 
@@ -63,15 +68,15 @@ class Verdict(NamedTuple):
     node: int = 0  # whose failure it was
 
 
-# An engine exits with these codes if it could not start the container, or the command in it (docker run's
+# An engine exits with these codes if it could not start the container or its command (docker run's
 # documentation; podman has the same).
 NOT_STARTED = (125, 126, 127, 255)
-UNFIT = 4  # trainkit's own code for what this machine lacks
+UNFIT = 4  # trainkit's own code: this machine cannot run the plan
 
 
-def judge(seen: Observed) -> Verdict:
-    """Who ended the run. A container that does not start counts as missing on this machine."""
-    verdict = _judge(seen)
+def decide_verdict(seen: Evidence) -> Verdict:
+    """Who ended the run. A container that does not start counts as a requirement that this machine does not meet."""
+    verdict = _first_cause(seen)
     if not seen.container or seen.records or verdict.failure not in ("launcher", "preparation"):
         return verdict
     if verdict.exit_code not in NOT_STARTED:
@@ -80,17 +85,17 @@ def judge(seen: Observed) -> Verdict:
     return verdict._replace(exit_code=UNFIT, why=why)
 
 
-def _judge(seen: Observed) -> Verdict:
-    """The first cause that applies wins, in the order of these lines."""
+def _first_cause(seen: Evidence) -> Verdict:
+    """The first rule that applies decides, in the order of these lines."""
     first, stop = first_failure(seen.records, seen.vanished), seen.stop
-    if first is not None and (stop is None or first[0] <= stop.at):  # later ones fail because the run is being ended
-        told = any(_told(each) for each in seen.records if each.rank == first[1])
-        if not (told and stop and stop.signal):  # else the same signal has reached the rank first
+    if first is not None and (stop is None or first[0] <= stop.at):  # later failures are consequences of the stop
+        told = any(_signal_from_outside(each) for each in seen.records if each.rank == first[1])
+        if not (told and stop and stop.signal):  # unless the same signal has reached the rank first
             return _stopped_before(first, seen) or _rank_failed(first[1], seen)
     if stop is not None and stop.signal is not None:
         whose = "submitter" if stop.failure == "submitter" else "signal"
         return Verdict(128 + stop.signal, whose, stop.why, signal=stop.signal)
-    if stop is not None and not seen.abandoned:  # else the stop was the answer to the launcher's end
+    if stop is not None and not seen.abandoned:  # unless the launcher's end was the reason for the stop
         why = stop.why + (_by_kernel(seen) if stop.why == TRAINKIT_KILLED else "")
         return Verdict(HANGED if stop.failure == "hang" else KILLED, stop.failure, why, blamed=stop.blamed)
     if seen.preparation is not None:
@@ -99,11 +104,11 @@ def _judge(seen: Observed) -> Verdict:
     return _launcher_failed(seen)
 
 
-def _told(record: RankRecord) -> int:
-    """The signal that ended the rank from outside, by its death or by a shell's exit code for it; 0 for none.
+def _signal_from_outside(record: RankRecord) -> int:
+    """The signal from outside that ended the rank, by its wait status or by a shell's exit code; 0 for none.
 
-    128 + n of these signals is trainkit's exit code when it has received them itself. A fault (SIGSEGV, SIGABRT) is the
-    rank's own.
+    A fault (SIGSEGV, SIGABRT) is not counted: it is the rank's own. 128 + n of the others is trainkit's exit code when
+    it has received the signal itself.
     """
     return next((int(each) for each in STOP if each == record.signal or 128 + each == record.exit_code), 0)
 
@@ -114,8 +119,8 @@ def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) 
     return min([*failures, *((at, rank) for rank, at in vanished.items())], default=None)
 
 
-def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
-    """If a rank was stopped before any failed, it was from outside: a launcher stops ranks only afterwards."""
+def _stopped_before(first: tuple[float, int], seen: Evidence) -> Verdict | None:
+    """If a rank was stopped before any failed, it was from outside: a launcher stops ranks only after a failure."""
     stopped = [(each.clock, each.rank) for each in seen.records if each.failed and each.told_to_stop]
     earliest = min(stopped, default=first)
     if seen.nodes > 1 or earliest >= first:
@@ -123,8 +128,8 @@ def _stopped_before(first: tuple[float, int], seen: Observed) -> Verdict | None:
     return Verdict(KILLED, "rank", f"rank {earliest[1]} was stopped from outside", earliest[1])
 
 
-def _rank_failed(rank: int, seen: Observed) -> Verdict:
-    # An exit code of Python, or 0 of most launchers, shows that the rank was not killed.
+def _rank_failed(rank: int, seen: Evidence) -> Verdict:
+    # Python's own exit codes, and 0 from most launchers, show that the rank was not killed.
     lost = seen.records_lost or (UNRECORDED if seen.launcher == "python" or _all_succeeded(seen) else "")
     if rank in seen.vanished and lost and seen.launcher_exit is not None and seen.launcher_exit >= 0:
         return _unrecorded(rank, seen.launcher, seen.launcher_exit, lost)
@@ -134,7 +139,7 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
     record = next(r for r in seen.records if r.rank == rank)
     if record.not_as_planned:
         how = f"rank {rank} does not run what was planned: {record.not_as_planned}"
-        if record.not_as_planned.startswith(NOT_SHOWN):
+        if record.not_as_planned.startswith(NOT_OBSERVED):
             how = f"what rank {rank} runs is {record.not_as_planned}"
         return Verdict(record.code, "plan", how, rank)
     if record.message and record.pid == 0:
@@ -142,22 +147,22 @@ def _rank_failed(rank: int, seen: Observed) -> Verdict:
     else:
         how = _how(record.exit_code if record.signal is None else -record.signal)
         how += _by_kernel(seen) if record.signal == signal.SIGKILL else ""
-    if number := _told(record):
-        how += "" if record.signal else f": it was told to end by {signal_name(number)}, and not by trainkit"
+    if number := _signal_from_outside(record):
+        how += "" if record.signal else f": it received {signal_name(number)}, which trainkit did not send"
         return Verdict(KILLED, "program", f"rank {rank} {how}", rank, number)
     return Verdict(record.code, "program", f"rank {rank} {how}", rank, record.signal)
 
 
 def _unrecorded(rank: int, launcher: str, code: int, lost: str) -> Verdict:
-    """The launcher's code, which is the program's own if Python starts it."""
+    """The exit code is the launcher's, or the program's own if Python is the launcher."""
     if not code:
         return Verdict(0)
     if launcher == "python":
         return Verdict(code, "program", f"rank {rank} {_how(code)}; {lost}", rank)
-    return Verdict(code, "rank", f"{launcher} {_how(code)}; {lost}, and with it what the ranks ended with")
+    return Verdict(code, "rank", f"{launcher} {_how(code)}; {lost}, so the ranks' exit codes are unknown")
 
 
-def _launcher_failed(seen: Observed) -> Verdict:
+def _launcher_failed(seen: Evidence) -> Verdict:
     """The verdict from the launcher's end if no rank failed by itself; also success."""
     launcher, code = seen.launcher, seen.launcher_exit or 0
     if code < 0:
@@ -167,12 +172,13 @@ def _launcher_failed(seen: Observed) -> Verdict:
     if seen.abandoned:
         ranks = ", ".join(str(rank) for rank in seen.abandoned)
         return Verdict(code or KILLED, "launcher", f"{launcher} ended while ranks were still running: {ranks}")
-    if code and seen.records_lost and len(seen.records) < seen.expected_ranks:  # one that could not register
+    if code and seen.records_lost and len(seen.records) < seen.expected_ranks:  # a rank that could not register
         return Verdict(code, "launcher", f"{launcher} exited with code {code}; {seen.records_lost}")
     stopped = [record for record in seen.records if record.told_to_stop]
     if stopped and (code or any(record.failed for record in stopped)):
         rank = min(stopped, key=lambda record: record.clock or float("inf")).rank
-        # On several nodes a failure elsewhere may look the same from here; as the launcher's it counts after that one.
+        # On several nodes a failure elsewhere looks the same from here; as the launcher's failure this one ranks behind
+        # it.
         whose = "rank" if seen.nodes == 1 else "launcher"
         return Verdict(KILLED, whose, f"{launcher} or rank {rank} was stopped from outside", rank)
     if code:
@@ -185,16 +191,16 @@ def _launcher_failed(seen: Observed) -> Verdict:
     return Verdict(0)
 
 
-def _all_succeeded(seen: Observed) -> bool:
-    """By the launcher's exit code. deepspeed's is 0, too, if its inner part is killed."""
+def _all_succeeded(seen: Evidence) -> bool:
+    """By the launcher's exit code, but deepspeed also exits 0 when its inner launcher is killed."""
     return seen.launcher_exit == 0 and seen.launcher != "deepspeed"
 
 
-def _by_kernel(seen: Observed) -> str:
+def _by_kernel(seen: Evidence) -> str:
     """The likely sender of a KILL from outside."""
     if not seen.memory_kills:
         return ""
-    return ", most likely by the kernel: it has ended processes meanwhile because memory ran out"
+    return ", most likely by the kernel, which has killed processes during the run because memory ran out"
 
 
 def _how(code: int | None) -> str:
@@ -215,14 +221,14 @@ def write_status(
     """Write status.json: the state of a run, or who ended it and why.
 
     state: starting, running or ended, then with a verdict. hang: the rank that blocks the run, while it does not move.
-    why: the run is ending, in case no process is left to write the verdict. The failure distinguishes exit codes 2, 3
+    why: why the run is ending, in case no process is left to write the verdict. `failure` tells the exit codes 2, 3
     and 4 of a program (`program`) from trainkit's own (`trainkit`).
     """
     outcome = {**dict.fromkeys(Verdict._fields), "why": why or None} if verdict is None else verdict._asdict()
     ended = None if verdict is None else time.time()
     place = {"host": os.uname().nodename, "pids": pids._asdict(), "survivors": list(survivors)}
     status = {"state": state, **spec.status, "ended": ended, **outcome, **place, "hang": hang or None}
-    with contextlib.suppress(OSError):  # the run continues, or ends, also without its folder
+    with contextlib.suppress(OSError):  # the run continues, or ends, even without its folder
         path, content = status_path(spec.run_dir, spec.attempt_dir, spec.node), json.dumps(status, indent=2) + "\n"
-        # Only the end is worth the wait for the disk.
+        # Only the final state is worth waiting for the disk.
         publish_or_overwrite(path, content, flush=verdict is not None, below=spec.run_dir)

@@ -1,4 +1,4 @@
-"""Memory and utilization of the run's NVIDIA GPUs by the driver: with CUDA contexts and NCCL buffers, not its own."""
+"""Memory and utilization of the run's NVIDIA GPUs, from the driver: with CUDA contexts and NCCL buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.machine.gpus import Asked
 
 # NVML's utilization is a mean over a sixth of a second to one second: sampling more often would show nothing more.
 EVERY_SECONDS = 1.0
-STUCK_SECONDS = 2.0  # a driver that hangs is not waited for
+STUCK_SECONDS = 2.0  # a hanging driver must not block the run's end
 
 
 class GpuWatch:
@@ -55,7 +55,7 @@ class GpuWatch:
             self._thread.join(STUCK_SECONDS)
 
     def open(self) -> bool:
-        """Ask NVML for the GPUs; False if it knows none of them."""
+        """Find the GPUs in NVML; False if it has none of them."""
         try:
             import pynvml
 
@@ -63,7 +63,7 @@ class GpuWatch:
         except Exception:  # noqa: BLE001 - no library, no driver, a broken one: the summary then has null
             return False
         self._nvml = pynvml
-        # By UUID: NVML counts GPUs in PCI order and does not read CUDA_VISIBLE_DEVICES.
+        # By UUID: NVML numbers GPUs in PCI order and ignores CUDA_VISIBLE_DEVICES.
         for rank, card in enumerate(self._cards):
             with contextlib.suppress(pynvml.NVMLError):
                 self._handles.append((rank, card.uuid, pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())))
@@ -73,7 +73,7 @@ class GpuWatch:
         """Sample every GPU once."""
         found, ask = [], Asked(self._nvml)
         for rank, uuid, handle in self._handles:
-            # Not every GPU answers everything: parts of one (MIG) have no utilization.
+            # Not every GPU supports every query: MIG instances have no utilization.
             memory, busy = ask.memory(handle), ask.maybe("nvmlDeviceGetUtilizationRates", handle)
             used = None if memory is None else memory[0] - memory[1] - memory[2]
             share = None if busy is None else int(busy.gpu)

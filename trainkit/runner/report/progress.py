@@ -1,4 +1,4 @@
-"""The output of a running run for the user: the main rank's logs, and its progress, from files that are followed."""
+"""What a user sees of a running run: the main rank's output and the progress, from files that are followed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from trainkit.text import format_duration, format_memory, format_rate
 CHUNK = 1 << 18
 PLAIN_SECONDS = 1.0  # between two lines of progress where there is no live line …
 PLAIN_SHARE = 0.02  # … and at least this share of the time so far, so that a long run's log stays short
-AT_ONCE = 64  # chunks of output before anything else gets its turn
+AT_ONCE = 64  # chunks of output read before other events are handled
 TAIL_BYTES = 1 << 16
 BAR = 12  # characters
-NEWEST = 0.1  # weight of the latest pace in the smoothed one
+NEWEST = 0.1  # weight of the latest pace in the smoothed pace
 
 
 class Tail:
     """Follows one file from its beginning, or an offset; the file need not exist yet.
 
-    kept: whether it stays open between reads; the files of thousands of ranks cannot.
+    kept: whether the file stays open between reads, which is impossible with thousands of ranks.
     """
 
     def __init__(self, path: Path, begin: int = 0, *, kept: bool = True) -> None:
@@ -60,11 +60,14 @@ class Tail:
         return data
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The complete objects of a JSON-lines file. A torn last line is kept for later, a broken line is skipped."""
+        """The complete objects of a JSON-lines file.
+
+        An incomplete last line is kept for later, an invalid line is skipped.
+        """
         while data := self.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):  # a torn line that a restarted writer has appended to
+                with contextlib.suppress(ValueError):  # an incomplete line that a restarted writer has appended to
                     record = parse_json(line)
                     if isinstance(record, dict):
                         yield record
@@ -82,7 +85,7 @@ class Progress:
     total: int | None = None
     step: int = 0
     latest: Mapping[str, Any] | None = None
-    seconds_per_step: float | None = None  # smoothed: the first records count alike, later ones a tenth each
+    seconds_per_step: float | None = None  # smoothed: the first records count equally, each later one a tenth
     paces: int = 0  # records from which it was computed
     seen: float = 0.0
 
@@ -192,7 +195,7 @@ class Relay:
 
 
 def live_line(progress: Progress, now: float, width: int) -> str:
-    """The line for a terminal of this width. If it is narrow, the bar is left out first, then parts from the right."""
+    """The line for a terminal of this width. In a narrow one the bar is dropped first, then parts from the right."""
     parts = _parts(progress.latest or {})
     remaining = progress.remaining(now)
     if remaining is not None:
@@ -234,7 +237,7 @@ def _number(value: object) -> str:
 def last_lines(path: Path, count: int | None = None) -> list[str]:
     """The end of a text file, at most 64 KiB and so many lines; empty if it is missing.
 
-    Of a line that was overwritten, as by a progress bar, only the last text.
+    Of a line that was overwritten, as by a progress bar, only the last text counts.
     """
     text = read_end(path, TAIL_BYTES).decode("utf-8", "replace").rstrip()
     painted = [re.split(r"\r+", line.rstrip("\r")) for line in text.split("\n")] if text else []

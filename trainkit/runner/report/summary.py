@@ -1,6 +1,6 @@
-"""summary.json: everything that is known of a run at its end, and the same for people.
+"""summary.json: everything known about a run at its end; and the same as text.
 
-``python -m trainkit.runner.report.summary RUN_DIR`` writes it for a run whose trainkit was killed, from its files. The
+``python -m trainkit.runner.report.summary RUN_DIR`` writes it from a run's files when trainkit was killed. The
 guardian starts this when all processes have ended.
 """
 
@@ -22,7 +22,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.records import NOT_SHOWN, PACES, UNSEEN, Count, Seconds, read_shown
+from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import BY_RANK, stragglers
 from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
 
@@ -35,18 +35,21 @@ OF_TRAINER = {
     "train_samples_per_second": "samples_per_second",
     "eval_loss": "eval_loss",
 }
-SPLITS = ("train_results.json", "eval_results.json")  # as Trainer.save_metrics names them; it adds all to the next
+SPLITS = (
+    "train_results.json",
+    "eval_results.json",
+)  # Trainer.save_metrics writes these, and merges all of them into the next file
 COMBINED = "all_results.json"
 STATE = "trainer_state.json"
 
-MANY = 64  # ranks, of which not every one is shown
-UNTRAINED = "the run was asked for 0 steps: it only evaluated"
-FOREIGN = "trainkit knows it of its built-in trainer, of Trainer's result files and of steps in the proof alone"
-OWN_BATCH = "nobody gave it: it is the script's own"
-NO_STEP = "no step was left to run"
-NOT_FINITE = "it is infinite or no number"
+MANY = 64  # more ranks than this are not shown one by one
+UNTRAINED = "0 steps were requested: the run only evaluated"
+FOREIGN = "only the built-in trainer, Trainer's result files, and steps seen by the proof report it"
+OWN_BATCH = "it is the script's own: the recipe does not set it"
+NO_STEP = "no steps were left to run"
+NOT_FINITE = "it is infinite or not a number"
 UNFINISHED = "the run ended before the trainer could report it"
-# In every summary: null if unknown, and then `reasons` has the reason.
+# Present in every summary: null if unknown, with the reason in `reasons`.
 REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
 # Their names in the metrics.
 LOGGED = {
@@ -62,16 +65,16 @@ SELDOM = frozenset({"recomputed block", "weight copies", "update temporaries"})
 PEAKS = (("allocated", "peak_allocated"), ("reserved", "peak_reserved"), ("resident", "rss"))
 
 
-class Counted(NamedTuple):
-    """What the hook has counted (trainkit/verify/observe.py)."""
+class StepCount(NamedTuple):
+    """Steps counted by the hook in a user's program (trainkit/verify/observe.py)."""
 
     steps: Count
     seconds: Seconds = 0.0
     first_seconds: Seconds = 0.0
 
 
-class Result(NamedTuple):
-    """The checked part of the built-in trainer's result; the rest is only shown."""
+class TrainerResult(NamedTuple):
+    """The validated part of the built-in trainer's result; the rest is only shown."""
 
     steps: Count | None = None
     first_step: Count | None = None
@@ -82,7 +85,7 @@ class Result(NamedTuple):
 
 
 def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]:
-    """Steps, losses and times of a program of the user's own, by their names in a summary, as far as they are known.
+    """Steps, losses and times of a user's own program, by their names in a summary, as far as they are known.
 
     started: seconds since the epoch; result files from before are another run's.
     """
@@ -97,14 +100,14 @@ def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]
 
 
 def _counted_by_hook(plan: Plan, layout: RunLayout) -> dict[str, Any]:
-    """Steps of the first rank of this node. The first step warms up, and does not count in the time of a step."""
+    """Steps of this node's first rank. The first step warms up, and is not counted in the step time."""
 
     def rank_of(file: Path) -> int:
         number = file.stem.rpartition("-")[2]
         return int(number) if number.isdecimal() else 0
 
     first = min(layout.attempts[-1].shown.glob("steps-rank-*.json"), key=rank_of, default=None)
-    known = read_record(first, Counted, below=layout.root) if first else None
+    known = read_record(first, StepCount, below=layout.root) if first else None
     if known is None:
         return {}
     found: dict[str, Any] = {"steps": known.steps}
@@ -133,8 +136,8 @@ def _trainer_results(folder: Path, started: float) -> dict[str, Any]:
 
 
 def _output_folders(plan: Plan, layout: RunLayout) -> Iterator[Path]:
-    """Folders that Trainer may have written to: as seen in the ranks, as in the arguments, as in a plan by default."""
-    for shown in read_shown(str(layout.attempts[-1].root)).values():
+    """Folders that Trainer may have written to: seen in the ranks, given in the arguments, or the plan's default."""
+    for shown in read_observations(str(layout.attempts[-1].root)).values():
         if shown.output_dir:
             yield Path(shown.output_dir)
     words = [str(word) for word in plan.commands[0].program]
@@ -172,7 +175,7 @@ def build_summary(
         why = UNFINISHED
     else:
         why = NO_STEP if result.get("steps") else UNTRAINED
-    # An evaluation that was not asked for needs no reason.
+    # An evaluation that was not requested needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
     reasons = {
         **dict.fromkeys(missing, damage or why),
@@ -205,10 +208,10 @@ def build_summary(
 
 
 def _result(layout: RunLayout) -> tuple[dict[str, Any], str]:
-    """The result of the built-in trainer, if it has left one; of a damaged one nothing, and how it is damaged."""
+    """The built-in trainer's result, empty if there is none; if it is damaged, nothing and what is wrong with it."""
     try:
         content = parse_json(read_whole(layout.result, RECORD, below=layout.root))
-        decode(Result, content)
+        decode(TrainerResult, content)
     except FileNotFoundError:
         return {}, ""
     except (OSError, ValueError) as error:
@@ -217,16 +220,16 @@ def _result(layout: RunLayout) -> tuple[dict[str, Any], str]:
 
 
 def _seen_in_ranks(plan: Plan, layout: RunLayout) -> dict[str, Any]:
-    """What the ranks of this node were seen to run, if the plan verifies it."""
+    """What the proof saw in this node's ranks, if the plan verifies it."""
     if all(file.path != EXPECTED for file in plan.files):
         return {}
-    shown = read_shown(str(layout.attempts[-1].root)) if layout.attempts else {}
+    shown = read_observations(str(layout.attempts[-1].root)) if layout.attempts else {}
     ranks = {str(rank): each.as_data() for rank, each in shown.items() if rank < plan.topology.world_size}
     return {"in_force": ranks if len(ranks) <= MANY else by_ranks(ranks)}
 
 
 def by_ranks(accounts: Mapping[str, Summary]) -> dict[str, Summary]:
-    """The accounts of ranks, equal ones only once under all their ranks: ``0-7,9``."""
+    """The accounts of ranks, equal ones grouped under all their ranks: ``0-7,9``."""
     alike: dict[str, list[int]] = {}
     for rank, account in accounts.items():
         alike.setdefault(json.dumps(account, sort_keys=True), []).append(int(rank))
@@ -246,7 +249,7 @@ def _stragglers(layout: RunLayout) -> list[dict[str, Any]]:
 
 
 def render_summary(summary: Summary, run_dir: Path) -> str:
-    """The summary for people; for a damaged one that it is damaged."""
+    """The summary as text; for a damaged one, only that it is damaged."""
     try:
         rows = [
             *_speed(summary),
@@ -258,7 +261,7 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
             ("Run directory", str(run_dir)),
         ]
         shown = table(row for row in rows if row[1]).rstrip("\n")
-        # A model may have learned escape sequences, which the terminal must not obey.
+        # A model may generate escape sequences, which the terminal must not obey.
         sample = str(summary.get("sample") or "")
         return harmless(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -266,7 +269,7 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
 
 
 def _has_stepped(summary: Summary) -> bool:
-    """False if it is known that no step was run: such a run has no rates."""
+    """False if it is known that no step was run, so that there are no rates."""
     steps = summary.get("steps")
     return steps is None or steps != summary.get("first_step")
 
@@ -279,7 +282,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, str]]:
         spent = (("compiling", summary.get("compile_seconds")), ("evaluating and saving", summary.get("aside_seconds")))
         parts = [f"{seconds:.2f} s of it {what}" for what, seconds in spent if seconds and seconds >= 0.005]
         inside = f" ({', '.join(parts)})" if parts else ""
-        yield "Time", f"{trained:.2f} s of training{inside}, {format_duration(wall)} in all"
+        yield "Time", f"{trained:.2f} s of training{inside}, {format_duration(wall)} in total"
     for title, name in (("Samples/second", "samples_per_second"), ("Tokens/second", "tokens_per_second")):
         value = summary.get(name)
         yield title, format_rate(value) if isinstance(value, int | float) and _has_stepped(summary) else ""
@@ -294,7 +297,7 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
     if steps == 0:
         yield "Steps", f"none, on {ranks}: only evaluated"
     elif steps is not None:
-        nothing = "" if _has_stepped(summary) else "; nothing was left to train"
+        nothing = "" if _has_stepped(summary) else "; no steps were left"
         size, each = summary["global_batch"], summary.get("step_seconds")
         pace = f", {each:.3g} s each" if isinstance(each, int | float) else ""
         yield "Steps", f"{steps}{f' of {size} samples' if size else ''} on {ranks}{pace}{nothing}"
@@ -318,12 +321,12 @@ def _training(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _in_force(seen: Summary, world_size: int) -> str:
-    """What was seen to run, if the plan verifies it. seen: the accounts of ranks by their numbers, as in `by_ranks`."""
+    """What the proof saw, if the plan verifies it. seen: the accounts of ranks by their numbers, as in `by_ranks`."""
     if not seen:
-        return f"{NOT_SHOWN}{UNSEEN}"
+        return f"{NOT_OBSERVED}{UNSEEN}"
     errors = [account["error"] for account in seen.values() if "error" in account]
     if errors:
-        return f"{NOT_SHOWN}{errors[0]}"
+        return f"{NOT_OBSERVED}{errors[0]}"
     facts = ("strategy", "device", "dtype")
     found = {", ".join(str(account[name]) for name in facts if account[name]) for account in seen.values()}
     resumed = {f", from step {account['step']}" for account in seen.values() if account.get("step")}
@@ -335,12 +338,12 @@ def _in_force(seen: Summary, world_size: int) -> str:
     of = f" of {world_size}" if world_size > count else ""
     ranks = f"{count}{of} rank{'s' if world_size != 1 else ''}"
     group = max((account.get("world_size") or 1 for account in seen.values()), default=1)
-    own = f"; the script made {group} ranks itself" if world_size == 1 < group and not differs else ""
+    own = f"; the script itself started {group} ranks" if world_size == 1 < group and not differs else ""
     return f"{verdict}, seen in {ranks}: {'; '.join(sorted(found))}{''.join(sorted(resumed))}{unknown}{own}"
 
 
 def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Losses, and who waited: for data, and for slower ranks."""
+    """Losses, and the waiting: for data, and for slower ranks."""
     reasons = summary.get("reasons") or {}
 
     def loss(name: str) -> str:
@@ -370,7 +373,7 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _memory(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Of each GPU the driver's figures, of each rank its peaks, then their parts."""
+    """The driver's figures of each GPU, the peaks of each rank, and the parts of these."""
     for uuid, used in (summary.get("gpu_memory_occupied") or {}).items():
         yield "GPU memory occupied", f"{format_memory(used)}  {uuid}"
     for uuid, mean in (summary.get("gpu_utilization") or {}).items():

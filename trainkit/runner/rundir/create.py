@@ -61,7 +61,7 @@ def write_plan(
     layout: RunLayout, plan: Plan, recipe_yaml: str, command_shell: str, looked: Looked | None = None
 ) -> None:
     """Write the recipe, the plan, the plan as a script, and the state of the program's code."""
-    note_root(str(layout.root.parent.parent), os.environ)
+    remember_root(str(layout.root.parent.parent), os.environ)
     publish(layout.recipe, recipe_yaml)
     publish(layout.plan, plan_text(plan))
     publish(layout.command, command_shell, mode=0o777)
@@ -94,11 +94,11 @@ def write_attempt(layout: RunLayout, number: int, plan: Plan, bound: BoundPlan) 
         publish(path, file.content)
 
 
-def note_root(output_root: str, environ: Mapping[str, str]) -> None:
+def remember_root(output_root: str, environ: Mapping[str, str]) -> None:
     """Note for `runs list --all` that a folder has runs. If it cannot be noted, they are not listed."""
     file = _roots_file(environ)
     root = os.path.abspath(output_root)
-    if file is None or root in noted_roots(environ):
+    if file is None or root in remembered_roots(environ):
         return
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
@@ -109,7 +109,7 @@ def note_root(output_root: str, environ: Mapping[str, str]) -> None:
             os.close(fd)
 
 
-def noted_roots(environ: Mapping[str, str]) -> list[str]:
+def remembered_roots(environ: Mapping[str, str]) -> list[str]:
     """The folders that have been noted and are there."""
     file = _roots_file(environ)
     found = (each.get("root") for each in read_json_lines(file)) if file else ()

@@ -19,7 +19,7 @@ def subfolders(parent: Path) -> Iterator[Path]:
         yield from (path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-class Inside:
+class PathInRun:
     """A path in the root folder."""
 
     def __init__(self, name: str) -> None:
@@ -36,10 +36,10 @@ class AttemptLayout:
     root: Path
     node: int = 0
 
-    logs = Inside("logs")  # output of the ranks and of the launcher
-    ranks = Inside("ranks")  # the ranks' exit records, those of each node but the first in a folder of their own
-    nodes = Inside("nodes")  # the state of the run on each node but the first
-    shown = Inside("shown")  # what was seen in each rank at its first optimizer step
+    logs = PathInRun("logs")  # output of the ranks and of the launcher
+    ranks = PathInRun("ranks")  # the ranks' exit records, those of each node but the first in a folder of their own
+    nodes = PathInRun("nodes")  # the state of the run on each node but the first
+    shown = PathInRun("shown")  # what was seen in each rank at its first optimizer step
 
     @property
     def launcher_log(self) -> Path:
@@ -66,20 +66,20 @@ class RunLayout:
 
     root: Path
 
-    recipe = Inside("recipe.yaml")  # resolved
-    plan = Inside("plan.json")
-    code = Inside("code.json")  # the commit, the script's digest, and what is not committed
-    diff = Inside("code.diff")  # that, secrets masked
-    command = Inside("command.sh")  # the plan as a shell script
-    environment = Inside("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
-    metrics = Inside("metrics.jsonl")  # one object per logged step; append-only
-    cards = Inside("cards.jsonl")  # one object per sample of the run's cards; append-only
-    checkpoints = Inside("checkpoints")
-    pushes = Inside("pushes")  # checkpoints whose upload is not over, by hard links, and what is made to be uploaded
-    result = Inside("result.json")  # what the built-in trainer measured
-    summary = Inside("summary.json")  # the account of the whole run
-    status = Inside("status.json")  # starting, running, or who ended it and why
-    lock = Inside(".lock")  # locked while trainkit or the guardian lives
+    recipe = PathInRun("recipe.yaml")  # resolved
+    plan = PathInRun("plan.json")
+    code = PathInRun("code.json")  # the commit, the script's digest, and what is not committed
+    diff = PathInRun("code.diff")  # that, secrets masked
+    command = PathInRun("command.sh")  # the plan as a shell script
+    environment = PathInRun("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
+    metrics = PathInRun("metrics.jsonl")  # one object per logged step; append-only
+    cards = PathInRun("cards.jsonl")  # one object per sample of the run's cards; append-only
+    checkpoints = PathInRun("checkpoints")
+    pushes = PathInRun("pushes")  # checkpoints whose upload is not over, by hard links, and what is made to be uploaded
+    result = PathInRun("result.json")  # what the built-in trainer measured
+    summary = PathInRun("summary.json")  # the account of the whole run
+    status = PathInRun("status.json")  # starting, running, or who ended it and why
+    lock = PathInRun(".lock")  # locked while trainkit or the guardian lives
 
     @classmethod
     def of(cls, path: str) -> RunLayout:

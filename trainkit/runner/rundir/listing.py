@@ -109,7 +109,7 @@ def is_running(layout: RunLayout) -> bool | None:
     return is_locked(layout.lock)  # either holds it
 
 
-def hold(layout: RunLayout) -> int:
+def lock_run(layout: RunLayout) -> int:
     """Mark the run as running for as long as the returned descriptor is open in any process."""
     return hold_lock(layout.lock)  # which the guardian inherits
 

@@ -20,7 +20,7 @@ from trainkit.runner.supervisor.processes import Pid, ProcessId, boot_id, starte
 
 REMOVED = "the run directory was removed while it ran"
 SAYS = "trainkit.runner.rank: "  # prefix of a wrapper's own messages
-NOT_SHOWN = "not shown: "  # prefix of the reason why it is unknown what a program runs
+NOT_OBSERVED = "not shown: "  # prefix of the reason why it is unknown what a program runs
 UNSEEN = "no step of an optimizer of torch was seen"
 END_BYTES = 1 << 16  # of a launcher's log
 DUMPS, ORDERS = "dumps", "orders"  # folders of an attempt: dumps of its ranks; requests of users to the guardian
@@ -134,7 +134,7 @@ class Status(NamedTuple):
     outcome: str | None = None
 
 
-class Shown(NamedTuple):
+class Observation(NamedTuple):
     """What the program of a rank was seen to run, by `trainkit/verify/observe.py`; error: why that is unknown."""
 
     strategy: str | None = None
@@ -174,19 +174,19 @@ def launcher_log(attempt_dir: str, node: int) -> str:
     return os.path.join(attempt_dir, "logs", f"node-{node}.launcher.log" if node else "launcher.log")
 
 
-def shown_path(attempt_dir: str, rank: int) -> str:
+def observation_path(attempt_dir: str, rank: int) -> str:
     """The file in which the program of a global rank leaves what was seen at its first optimizer step."""
     return os.path.join(attempt_dir, "shown", f"rank-{rank}.json")
 
 
-def read_shown(attempt_dir: str) -> dict[int, Shown]:
+def read_observations(attempt_dir: str) -> dict[int, Observation]:
     """What was seen in each rank, by its number; of a damaged file that it is damaged."""
-    folder, run, found = os.path.join(attempt_dir, "shown"), run_of(attempt_dir), dict[int, Shown]()
+    folder, run, found = os.path.join(attempt_dir, "shown"), run_of(attempt_dir), dict[int, Observation]()
     with contextlib.suppress(OSError):  # nothing was seen
         for name in names_in(folder, below=run):
             if number := re.fullmatch(r"rank-(0|[1-9][0-9]{0,7})\.json", name):
-                record = read_record(os.path.join(folder, name), Shown, below=run)
-                found[int(number[1])] = record or Shown(error=f"{name} is damaged")
+                record = read_record(os.path.join(folder, name), Observation, below=run)
+                found[int(number[1])] = record or Observation(error=f"{name} is damaged")
     return dict(sorted(found.items()))
 
 

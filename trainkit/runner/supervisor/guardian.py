@@ -17,11 +17,11 @@ from trainkit.files import open_regular, try_lock
 from trainkit.runner.nodes.control import Control, Neighbour, has_lost_peer
 from trainkit.runner.report.exit_status import (
     TRAINKIT_KILLED,
-    Observed,
+    Evidence,
     Stop,
     Verdict,
+    decide_verdict,
     first_failure,
-    judge,
     write_status,
 )
 from trainkit.runner.rundir.records import Pids, log_path, run_of, unwritten
@@ -41,7 +41,7 @@ from trainkit.runner.supervisor.processes import (
     tree_of,
     wakeup,
 )
-from trainkit.runner.supervisor.ranks import Ranks
+from trainkit.runner.supervisor.registered_ranks import RegisteredRanks
 from trainkit.runner.watch.dumping import awake
 from trainkit.runner.watch.timing import Limits, save_paces
 from trainkit.runner.watch.watch import Watch
@@ -172,7 +172,7 @@ class Guardian:
         self._spec = spec
         self._trainkit = trainkit
         self._selector = selectors.DefaultSelector()
-        self._ranks = Ranks(spec.attempt_dir, self._selector, spec.node, spec.ranks, spec.nodes)
+        self._ranks = RegisteredRanks(spec.attempt_dir, self._selector, spec.node, spec.ranks, spec.nodes)
         neighbours = {node: Neighbour(node, host, fd) for node, host, fd in spec.neighbours}
         self._control = Control(spec.node, neighbours, self._selector, spec.grace)
         guarded = spec.trainkit_pid if spec.keeps_stdin else 0
@@ -209,7 +209,7 @@ class Guardian:
         self._end_rest()
         self._end_containers()
         self._ranks.poll()
-        verdict = judge(self._observed(failed, abandoned))
+        verdict = decide_verdict(self._observed(failed, abandoned))
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
         self._watch.tell_paces()
         consequence = self._is_consequence(verdict)
@@ -226,8 +226,8 @@ class Guardian:
         if self._control.alone and not self._spec.node:
             self._write_summary()
 
-    def _observed(self, failed: tuple[str, int] | None, abandoned: Sequence[int]) -> Observed:
-        return Observed(
+    def _observed(self, failed: tuple[str, int] | None, abandoned: Sequence[int]) -> Evidence:
+        return Evidence(
             launcher=self._spec.launcher,
             launcher_exit=self._exits.get(self._launcher_pid),
             records=tuple(self._ranks.records.values()),
@@ -284,7 +284,7 @@ class Guardian:
             return spawn(argv, os.environ, streams, open_files=self._spec.open_files, **options)
         except OSError as error:
             os.write(streams[2], f"cannot start {argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-            self._exits[NOT_FOUND] = 127  # as of a shell
+            self._exits[NOT_FOUND] = 127  # as a shell exits
             return NOT_FOUND
 
     def _await(self, pid: int) -> int:

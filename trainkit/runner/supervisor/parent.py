@@ -36,7 +36,7 @@ from trainkit.runner.supervisor.processes import (
     signal_name,
     spawn,
 )
-from trainkit.runner.supervisor.ranks import Ranks
+from trainkit.runner.supervisor.registered_ranks import RegisteredRanks
 
 TURN_SECONDS = 0.1
 STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output
@@ -244,7 +244,7 @@ class Supervisor:
             control.said.clear()
 
         # Descendants of this process by now: the guardian's children were handed on to it.
-        ranks = Ranks(self._spec.attempt_dir, line, self._spec.node, self._spec.ranks, self._spec.nodes)
+        ranks = RegisteredRanks(self._spec.attempt_dir, line, self._spec.node, self._spec.ranks, self._spec.nodes)
         ranks.poll()
         deadline = time.monotonic() + self._spec.grace
         ranks.stop()

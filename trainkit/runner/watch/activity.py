@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from trainkit.files import read_record, remove_file
-from trainkit.heartbeat import Flight
+from trainkit.heartbeat import FlightRecord
 from trainkit.runner.rundir.records import run_of
 from trainkit.runner.supervisor.processes import stat_fields
 
@@ -102,10 +102,10 @@ class Activity:
         self._looked, self._used, self._flowed, self._written = now, used, flowed, written
 
 
-def order(place: str, path: str) -> bool:
+def request_flight_record(place: str, path: str) -> bool:
     """Ask a program to write its flight recorder's content to a path; whether it was asked. place: of its pipe.
 
-    An empty path asks for the number of collectives that it has joined (`Page.joined`).
+    An empty path asks for the number of collectives that it has joined (`HeartbeatState.joined`).
     """
     if not place or "\n" in path:
         return False
@@ -119,7 +119,7 @@ def order(place: str, path: str) -> bool:
     return False
 
 
-class Question:
+class FlightRecordPoll:
     """Asks one rank for its collectives, again and again while it makes no step. path: of the answer, in an attempt."""
 
     def __init__(self, path: str) -> None:
@@ -133,14 +133,14 @@ class Question:
         """
         if self._asked < since:
             self._waits = 0.0
-        elif (found := read_record(self._path, Flight, below=self._run)) and found.groups:
+        elif (found := read_record(self._path, FlightRecord, below=self._run)) and found.groups:
             self.remove()
             waiting = (each.seconds for group in found.groups.values() for each in group.waiting)
             self._waits = max(waiting, default=0.0)
         if now - self._asked > max(every, EVERY_SECONDS):
             self._asked = now
             self.remove()
-            order(place, self._path)
+            request_flight_record(place, self._path)
         return self._waits
 
     def remove(self) -> None:
@@ -148,7 +148,7 @@ class Question:
             remove_file(self._path, below=self._run)
 
 
-class Joins:
+class JoinedCollectives:
     """The number of collectives that a rank has joined. moved: when it was last seen to change."""
 
     def __init__(self) -> None:

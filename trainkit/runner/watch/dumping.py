@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from trainkit.files import make_folder, open_regular, publish, read_record, remove_file
-from trainkit.heartbeat import ASK, PAGE, Flight, Page, read
+from trainkit.heartbeat import ASK, PAGE, FlightRecord, HeartbeatState, read_heartbeat
 from trainkit.runner.rundir.records import RankRecord, run_of
 from trainkit.runner.supervisor.processes import descendants
-from trainkit.runner.watch.activity import State, catches, order, state_of
-from trainkit.runner.watch.judge import Found, own_place
+from trainkit.runner.watch.activity import State, catches, request_flight_record, state_of
+from trainkit.runner.watch.hang_cause import DumpedRank, innermost_own_frame
 
 PATIENCE = 5.0  # seconds for all ranks to answer
 SETTLE = 0.3  # seconds after which a stack that has not grown is complete
@@ -26,7 +26,7 @@ MOST = 1 << 20  # bytes of a stack
 Spawn = Callable[[Sequence[str], Sequence[int]], int]  # argv, standard streams -> pid
 
 
-class View:
+class RankView:
     """The record and the page of one rank; the page stays readable when the wrapper has ended."""
 
     def __init__(self, record: RankRecord, *, alive: bool) -> None:
@@ -43,9 +43,9 @@ class View:
             return os.pread(self._fd, PAGE, 0) if self._fd is not None else b""
         return b""
 
-    def read(self) -> Page | None:
+    def read(self) -> HeartbeatState | None:
         """The program's heartbeat; None if it has not attached."""
-        return read(self.bytes())
+        return read_heartbeat(self.bytes())
 
     def text(self, start: int) -> str:
         """The text behind the page, from an offset on."""
@@ -64,8 +64,8 @@ class View:
 
 
 class _Asked(NamedTuple):
-    view: View
-    page: Page | None
+    view: RankView
+    page: HeartbeatState | None
     pid: int
     state: State
     start: int  # offset of its stack, behind the page
@@ -76,7 +76,7 @@ class _Asked(NamedTuple):
 class Dump:
     """One dump of all ranks of this node, from the order to the result."""
 
-    def __init__(self, folder: str, views: Iterable[View], spawn: Spawn) -> None:
+    def __init__(self, folder: str, views: Iterable[RankView], spawn: Spawn) -> None:
         """views: of ranks whose wrappers are proved to run. Raises OSError if the folder cannot be made."""
         self._run = run_of(os.path.dirname(folder))
         make_folder(folder, below=self._run)
@@ -85,7 +85,7 @@ class Dump:
         self._asked = [self._ask(view) for view in views]
         self._sizes: list[int] = []
 
-    def _ask(self, view: View) -> _Asked:
+    def _ask(self, view: RankView) -> _Asked:
         record, page = view.record, view.read()
         # Another process may have the number by now: a signal is sent only to a process of this rank.
         below = descendants(record.wrapper_pid)
@@ -100,7 +100,7 @@ class Dump:
             flight = self._path(record.rank, "flight.json")
             with contextlib.suppress(OSError):
                 remove_file(flight, below=self._run)
-            flight = flight if order(record.opened(record.orders), flight) else ""
+            flight = flight if request_flight_record(record.opened(record.orders), flight) else ""
         elif answers and (tool := _tool("py-spy")):
             spy = self._spy(tool, pid, record.rank)
         return _Asked(view, page if attached else None, pid, state, start, flight, spy)
@@ -130,11 +130,11 @@ class Dump:
         )
         return (whole and now - self._grown > SETTLE) or now - self._began > PATIENCE
 
-    def found(self, moved: Callable[[int], float]) -> list[Found]:
+    def found(self, moved: Callable[[int], float]) -> list[DumpedRank]:
         """The result, and a file for each rank. moved: seconds since a rank has moved."""
         return [self._found(each, moved(each.view.record.rank)) for each in self._asked]
 
-    def _found(self, asked: _Asked, seconds: float) -> Found:
+    def _found(self, asked: _Asked, seconds: float) -> DumpedRank:
         record, page, flight = asked.view.record, asked.page, None
         stack = asked.view.text(asked.start) if page is not None else ""
         if asked.spy:
@@ -142,10 +142,10 @@ class Dump:
             with contextlib.suppress(OSError), os.fdopen(open_regular(path, below=self._run), "rb") as file:
                 stack = file.read(MOST).decode("utf-8", "replace")
         if asked.flight:
-            flight = read_record(asked.flight, Flight, below=self._run)
+            flight = read_record(asked.flight, FlightRecord, below=self._run)
         late = state_of(asked.pid)  # every process waits for a disk at times: only a lasting state counts
         letter = "" if asked.state.letter == "D" and late.letter != "D" else asked.state.letter
-        found = Found(
+        found = DumpedRank(
             record.rank,
             record.host,
             asked.pid,
@@ -155,7 +155,7 @@ class Dump:
             letter,
             asked.state.waits_in,
             flight.groups if flight is not None else {},
-            own_place(stack),
+            innermost_own_frame(stack),
         )
         state = State(letter).in_words or f"state {letter or 'unknown'}"
         head = f"{found.name}: {state}, in the kernel in {asked.state.waits_in or 'nothing'}\n"

@@ -12,13 +12,20 @@ from typing import NamedTuple
 
 from trainkit.decode import DecodeError, decode
 from trainkit.files import publish, read_whole, remove_file
-from trainkit.heartbeat import CHECKPOINT, EVALUATION, START, STEPS, read, read_paces
+from trainkit.heartbeat import CHECKPOINT, EVALUATION, START, STEPS, read_heartbeat, read_paces
 from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir.records import DUMPS, ORDERS, RankRecord, log_path, run_of
 from trainkit.runner.supervisor.processes import descendants
-from trainkit.runner.watch.activity import STOPPED, Activity, Joins, Question, order, state_of
-from trainkit.runner.watch.dumping import Dump, Spawn, View
-from trainkit.runner.watch.judge import Found, judge
+from trainkit.runner.watch.activity import (
+    STOPPED,
+    Activity,
+    FlightRecordPoll,
+    JoinedCollectives,
+    request_flight_record,
+    state_of,
+)
+from trainkit.runner.watch.dumping import Dump, RankView, Spawn
+from trainkit.runner.watch.hang_cause import DumpedRank, hang_cause
 from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Pace, PhaseTiming, is_sure, pace_of, stalled
 
 LOOK_SECONDS = 1.0
@@ -50,20 +57,20 @@ class Watch:
         self._limits, self._attempt, self._control = limits, attempt_dir, control
         self._spawn, self._guarded, self._launcher = spawn, guarded, launcher
         self._launcher_pid = 0
-        self._views: dict[int, View] = {}
+        self._views: dict[int, RankView] = {}
         self._alive: Collection[int] = ()
         self._activities: dict[int, Activity] = {}
         self._looks: dict[int, float] = {}  # rank -> when its activity is looked at next
         self._moved: dict[int, float] = {}
-        self._questions: dict[int, Question] = {}
-        self._joins: dict[int, Joins] = {}
+        self._polls: dict[int, FlightRecordPoll] = {}
+        self._joins: dict[int, JoinedCollectives] = {}
         self._next = self._said_at = 0.0
         self._since = self._turned = self._ran = time.monotonic()  # since when the clocks count; when ranks last ran
         self._remaining = RemainingRanks()
         self._others: dict[int, RemainingRanks] = {}
         self._dump: Dump | None = None
         self._round, self._asked, self._until = 0, "", 0.0
-        self._answers: dict[int, list[Found]] | None = None  # on node 0, while a dump is made
+        self._answers: dict[int, list[DumpedRank]] | None = None  # on node 0, while a dump is made
         self._began = 0.0  # when the run last moved before it was reported
         self._run_dir, self._dumps = run_of(attempt_dir), os.path.join(attempt_dir, DUMPS)
         self.said: list[str] = []
@@ -105,7 +112,7 @@ class Watch:
             if known is None or known.record.wrapper_pid != record.wrapper_pid:
                 if known is not None:
                     known.close()
-                self._views[rank], self._joins[rank] = View(record, alive=rank in alive), Joins()
+                self._views[rank], self._joins[rank] = RankView(record, alive=rank in alive), JoinedCollectives()
                 logs = (log_path(self._attempt, rank, stream) for stream in ("out", "err"))
                 self._activities[rank] = Activity(time.monotonic(), logs)
             else:
@@ -118,8 +125,8 @@ class Watch:
 
     def tell_paces(self) -> None:
         """At the end: send the paces to node 0."""
-        for question in self._questions.values():
-            question.remove()
+        for poll in self._polls.values():
+            poll.remove()
         if self._control.node:
             self._control.post({"paces": self.paces()})
 
@@ -129,7 +136,7 @@ class Watch:
         if view.record.ended is not None or not view.record.pid:
             return None
         data = view.bytes()
-        page = read(data)
+        page = read_heartbeat(data)
         if page is None:
             self._moved[rank] = max(self._since, self._active(rank, now))
             return PhaseTiming(rank, self._moved[rank])
@@ -138,7 +145,7 @@ class Watch:
         if page.phase in (START, STEPS, CHECKPOINT, EVALUATION):
             joins = self._joins[rank]
             joins.see(page.joined, now)
-            order(view.record.opened(view.record.orders), "")
+            request_flight_record(view.record.opened(view.record.orders), "")
             at = max(page.at, joins.moved)
             timing = timing._replace(moved=max(self._since, at))
             if page.phase == START:
@@ -164,7 +171,7 @@ class Watch:
     def _waits(self, rank: int, since: float, limit: float, now: float) -> bool:
         """Whether a rank has been in one collective for too long, although it uses the processor."""
         record = self._views[rank].record
-        question = self._questions.setdefault(rank, Question(os.path.join(self._attempt, f".flight-{rank}.json")))
+        question = self._polls.setdefault(rank, FlightRecordPoll(os.path.join(self._attempt, f".flight-{rank}.json")))
         return question.waits(record.opened(record.orders), since, limit / 10, now) > limit
 
     def _active(self, rank: int, now: float, since: float = 0.0) -> float:
@@ -195,7 +202,7 @@ class Watch:
                 self._begin()
             elif "dumped" in message and self._answers is not None and message["dumped"] == self._round:
                 with contextlib.suppress(DecodeError):  # an invalid answer is none
-                    self._answers[node] = [*decode(tuple[Found, ...], message.get("ranks"), "ranks")]
+                    self._answers[node] = [*decode(tuple[DumpedRank, ...], message.get("ranks"), "ranks")]
             else:
                 self._control.keep(message)
 
@@ -220,22 +227,22 @@ class Watch:
             self.said.append(f"no dump of this node: {error.strerror}: {error.filename}")
             self._answer([])
 
-    def _living(self) -> list[View]:
+    def _living(self) -> list[RankView]:
         """Ranks that run; a rank whose wrapper has vanished is not inspected."""
         views = sorted(self._views.items())
         return [view for rank, view in views if view.record.ended is None and rank in self._alive]
 
-    def _not_dumped(self, now: float) -> list[Found]:
+    def _not_dumped(self, now: float) -> list[DumpedRank]:
         """Ranks that have ended by themselves, and a launcher without ranks."""
         records = [view.record for _, view in sorted(self._views.items()) if view.record.ended is not None]
-        found = [Found(each.rank, each.host, each.pid, ended=True) for each in records]
+        found = [DumpedRank(each.rank, each.host, each.pid, ended=True) for each in records]
         if self._launcher_pid and not self._living():
             state, seconds = state_of(self._launcher_pid), now - self._moved.get(LAUNCHER, now)
             facts = (os.uname().nodename, self._launcher_pid, round(seconds, 1), None, 0, *state)
-            found.append(Found(LAUNCHER, *facts, launcher=self._launcher))
+            found.append(DumpedRank(LAUNCHER, *facts, launcher=self._launcher))
         return found
 
-    def _answer(self, found: list[Found]) -> None:
+    def _answer(self, found: list[DumpedRank]) -> None:
         if self._control.node:
             self._control.post({"dumped": self._round, "ranks": [each.as_data() for each in found]})
         elif self._answers is not None:
@@ -256,8 +263,8 @@ class Watch:
             return
         ranks = sorted((each for found in self._answers.values() for each in found), key=lambda each: each.rank)
         self._answers = None
-        judged = judge(ranks, missing)
-        line = f"hang: {judged.text}. Stacks: {os.path.relpath(self._dumps, self._run_dir)}"
+        cause = hang_cause(ranks, missing)
+        line = f"hang: {cause.text}. Stacks: {os.path.relpath(self._dumps, self._run_dir)}"
         account = {"at": time.time(), "line": line, "ranks": [each.as_data() for each in ranks], "missing": missing}
         with contextlib.suppress(OSError):  # a full disk: it is reported all the same
             name = "asked.json" if self._asked else "hang.json"
@@ -268,7 +275,7 @@ class Watch:
             self.line, self._began = line, max([0.0, *self._moved.values()])
             self.said.append(line)
             if self._limits.ends and sure:
-                self.order, self.blamed = line, judged.host
+                self.order, self.blamed = line, cause.host
 
     def _order(self) -> str:
         """The token of a user's request for a dump; empty if there is none."""

@@ -16,7 +16,7 @@ from types import FrameType
 from trainkit.errors import Diagnostic, ExitCode, MachineError, RecipeError
 from trainkit.launch_plan.model import Job, Plan
 from trainkit.runner.execute import RunRequest, execute
-from trainkit.runner.nodes.assembly import Rendezvous, comparable, report_unfit
+from trainkit.runner.nodes.assembly import Rendezvous, comparable_leaves, report_unfit
 from trainkit.runner.nodes.roll_call import RefusedRunError, ReportedElsewhereError
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 from trainkit.runner.rundir.listing import read_status
@@ -95,7 +95,7 @@ def as_promised(layout: RunLayout, plan: Plan) -> Job:
     submitted = read_plan(layout)
     if submitted.job is None:
         raise MachineError(f"{layout.plan} is not of a submitted run")
-    promised, found = comparable(submitted), comparable(plan)
+    promised, found = comparable_leaves(submitted), comparable_leaves(plan)
     if promised["recipe_digest"] != found["recipe_digest"]:
         what = f"{layout.recipe} is not what was submitted: it was changed since then"
         raise MachineError(what, hint="submit the changed recipe as a run of its own")

@@ -26,7 +26,7 @@ from trainkit.files import (
     read_record,
     remove_file,
 )
-from trainkit.machine.card_locks import user_name
+from trainkit.machine.gpu_locks import user_name
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import Count, Moment, Name, Status

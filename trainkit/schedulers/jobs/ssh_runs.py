@@ -23,7 +23,7 @@ from trainkit.errors import Diagnostic, MachineError, RecipeError
 from trainkit.files import parse_json, publish, write_json
 from trainkit.launch_plan.model import Plan, Variable, bind_words
 from trainkit.recipe.resolved import Resolved
-from trainkit.runner.binding import require_taken
+from trainkit.runner.binding import require_env_from
 from trainkit.runner.nodes.control import LOST_SECONDS, PATIENCE
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.exit_status import KILLED
@@ -487,7 +487,7 @@ def hold_run(
     """
     job = plan.job
     assert job is not None
-    require_taken(plan.environment, environ)
+    require_env_from(plan.environment, environ)
     layout = create_run_dir(plan.output_root, plan.name)
     try:
         hold_submitter(layout)  # first: until node 0 begins nothing else says that the run goes on

@@ -180,7 +180,7 @@ def _not_taken(plan: Plan, resolved: Resolved, environ: Mapping[str, str]) -> It
     """Variables that the job is to take from here, and that are not there; its set-up may yet have them."""
     for name in plan.environment.take:
         if name not in environ:
-            what = f"the environment has no {name}, which the recipe takes from it (env_from)"
+            what = f"{name} is not set in the environment, and env_from passes it on"
             hint = "export it before you submit, unless cluster.setup does: without it no rank is started"
             yield Diagnostic("warning", what, "env_from", resolved.origin("env_from"), hint=hint)
 

@@ -19,7 +19,7 @@ from trainkit.runner.nodes.control import Control
 from trainkit.runner.rundir import records
 from trainkit.runner.rundir.records import REMOVED, RankRecord, read_records, unwritten, write_record
 from trainkit.runner.supervisor import processes
-from trainkit.runner.supervisor.ranks import Ranks
+from trainkit.runner.supervisor.registered_ranks import RegisteredRanks
 from trainkit.runner.watch.timing import Limits
 from trainkit.runner.watch.watch import Watch
 
@@ -54,7 +54,7 @@ def record(rank: int, pid: int, *, ended: float | None = None, exit_code: int | 
 
 def test_ranks_that_have_ended_do_not_keep_their_watcher_awake(attempt: str, start: Start) -> None:
     selector = selectors.DefaultSelector()
-    ranks = Ranks(attempt, selector)
+    ranks = RegisteredRanks(attempt, selector)
     first, second = start("60"), start("60")
     for rank, process in enumerate((first, second)):
         write_record(attempt, record(rank, process.pid))
@@ -71,7 +71,7 @@ def test_ranks_that_have_ended_do_not_keep_their_watcher_awake(attempt: str, sta
 
 def test_a_rank_that_was_started_anew_is_watched_in_its_new_process_alone(attempt: str, start: Start) -> None:
     selector = selectors.DefaultSelector()
-    ranks = Ranks(attempt, selector)
+    ranks = RegisteredRanks(attempt, selector)
     first, second = start("60"), start("60")
     write_record(attempt, record(0, first.pid))
     ranks.poll()
@@ -88,7 +88,7 @@ def test_a_rank_that_registers_while_another_vanishes_is_taken_in(attempt: str, 
     dead.wait()
     write_record(attempt, record(0, dead.pid))
 
-    class Slow(Ranks):
+    class Slow(RegisteredRanks):
         """Its second look finds one rank more than its first."""
 
         looks = 0
@@ -109,7 +109,7 @@ def test_a_node_reads_the_records_of_its_own_ranks_alone(
     attempt: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapper = start("60").pid
-    guardians = [Ranks(attempt, selectors.DefaultSelector(), node) for node in range(3)]
+    guardians = [RegisteredRanks(attempt, selectors.DefaultSelector(), node) for node in range(3)]
     for rank in range(6):
         write_record(attempt, record(rank, wrapper)._replace(node=rank // 2))
     opened: list[str] = []
@@ -147,7 +147,7 @@ def test_a_link_in_the_place_of_a_nodes_folder_is_neither_written_nor_read(attem
 
 
 def test_records_that_cannot_be_read_are_an_obstacle_and_so_is_a_folder_that_is_gone(attempt: str) -> None:
-    ranks = Ranks(attempt, selectors.DefaultSelector())
+    ranks = RegisteredRanks(attempt, selectors.DefaultSelector())
     write_record(attempt, record(0, 4))
     assert ranks.obstacle() == ""
     (Path(attempt) / "ranks/rank-1.json").mkdir()  # read, it is an error, as one on a failing disk
@@ -173,9 +173,9 @@ def test_a_closed_folder_is_not_called_removed(attempt: str, monkeypatch: pytest
     def closed(path: str) -> bool:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr("trainkit.runner.supervisor.ranks.is_there", closed)
+    monkeypatch.setattr("trainkit.runner.supervisor.registered_ranks.is_there", closed)
     assert (
-        Ranks(attempt, selectors.DefaultSelector()).obstacle()
+        RegisteredRanks(attempt, selectors.DefaultSelector()).obstacle()
         == f"{attempt}/ranks cannot be written: Permission denied"
     )
 
@@ -184,17 +184,17 @@ def test_a_process_that_is_not_of_this_attempt_is_no_rank(attempt: str, start: S
     """Nothing is signalled here: a look must not even take it in."""
     write_record(attempt, record(0, start("60").pid)._replace(wrapper_started="1"))  # its number was given again
     write_record(attempt, record(1, os.getppid()))  # neither below the guardian nor a wrapper by its words
-    ranks = Ranks(attempt, selectors.DefaultSelector())
+    ranks = RegisteredRanks(attempt, selectors.DefaultSelector())
     ranks.poll()
     assert ranks.alive() == []
     assert [*ranks.records, *ranks.vanished] == [0, 0]
 
 
 def test_what_was_taken_for_ended_is_never_alive(attempt: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(attempt, selectors.DefaultSelector())
+    ranks = RegisteredRanks(attempt, selectors.DefaultSelector())
     write_record(attempt, record(0, start("60").pid)._replace(wrapper_started="1"))
     ranks.poll()
-    monkeypatch.setattr("trainkit.runner.supervisor.ranks.started", lambda _: "1")
+    monkeypatch.setattr("trainkit.runner.supervisor.registered_ranks.started", lambda _: "1")
     assert ([*ranks.records], ranks.alive()) == ([0], [])
 
 
@@ -219,7 +219,7 @@ def test_a_process_that_only_a_record_names_is_not_looked_into(
     stranger = RankRecord(0, 0, "tk0", os.getpid(), pid=start("60").pid, wrapper_started="1", heartbeat=0)
     selector = selectors.DefaultSelector()
     write_record(attempt, stranger)
-    (ranks := Ranks(attempt, selector)).poll()
+    (ranks := RegisteredRanks(attempt, selector)).poll()
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "dump").write_text("77")
     watch = Watch(Limits(), attempt, Control(0, {}, selector, 1.0), spawn, 0, "torchrun")
@@ -232,8 +232,8 @@ def test_a_rank_has_term_once_and_one_that_was_started_since_has_it_too(
     attempt: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(Ranks, "_send", lambda _, pid, number: sent.append((pid, number)))
-    ranks = Ranks(attempt, selectors.DefaultSelector())
+    monkeypatch.setattr(RegisteredRanks, "_send", lambda _, pid, number: sent.append((pid, number)))
+    ranks = RegisteredRanks(attempt, selectors.DefaultSelector())
     first, late = start("60").pid, start("60").pid
     for rank, pid in enumerate((first, late)):
         write_record(attempt, record(rank, pid))

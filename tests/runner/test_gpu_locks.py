@@ -20,10 +20,8 @@ from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.errors import MachineError
 from trainkit.files import try_lock
 from trainkit.launch_plan.model import Card
-from trainkit.machine import card_locks
-from trainkit.machine.card_locks import Cards as CardLocks
-from trainkit.machine.card_locks import holder, path
 from trainkit.machine.facts import Hold
+from trainkit.machine.gpu_locks import GpuLocks, holder, path
 from trainkit.runner.report.gpu_watch import GpuWatch
 
 # Says which cards it sees, then waits to be let go.
@@ -145,19 +143,19 @@ def test_a_card_that_is_lost_between_plan_and_start_is_replaced_and_it_is_said(
 ) -> None:
     """The plan is made while the card's lock is free; a hook in the interpreter takes it right after the plan."""
     environ = {**clean_environment, **cards(card(0), card(1))}
-    taker = CardLocks(environ)
+    taker = GpuLocks(environ)
     code = """
 import os, sys
 from trainkit.runner import execute
-from trainkit.machine.card_locks import Cards
-other = Cards(os.environ)
-class Late(Cards):
+from trainkit.machine.gpu_locks import GpuLocks
+other = GpuLocks(os.environ)
+class Late(GpuLocks):
     def take(self, uuids, *, shared=False):
         if not other.fds:
             other.take(uuids[:1])
             other.sign("bob", "/runs/other")
         return super().take(uuids, shared=shared)
-execute.Cards = Late
+execute.GpuLocks = Late
 from trainkit.__main__ import main
 sys.argv = ["trainkit", "run", sys.argv[1]]
 main()
@@ -169,7 +167,7 @@ main()
     )  # fmt: skip
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert "GPU 0 (NVIDIA A100-SXM4-80GB) was taken meanwhile by the run /runs/other (bob); choosing again" in text
+    assert "GPU 0 (NVIDIA A100-SXM4-80GB) has just been locked by the run /runs/other (bob); choosing again" in text
     assert f"now: GPU 1 ({card(1)['uuid']})" in text
     assert seen(tmp_path, 1) == [card(1)["uuid"]]
     (plan,) = tmp_path.glob("runs/taken/*/plan.json")
@@ -179,7 +177,7 @@ main()
 
 def test_a_lock_says_who_holds_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path / "locks")}
-    first, second = CardLocks(environ), CardLocks(environ)
+    first, second = GpuLocks(environ), GpuLocks(environ)
     assert first.take(["GPU-b", "GPU-a"]) is None
     first.sign("ada", "/runs/a")
     held = holder("GPU-a", environ)
@@ -200,7 +198,7 @@ def test_a_lock_says_who_holds_it_and_leaves_nothing_behind(tmp_path: Path) -> N
 )
 def test_a_lock_that_says_nothing_sensible_is_a_holders_all_the_same(tmp_path: Path, content: str) -> None:
     environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path / "locks")}
-    cards = CardLocks(environ)
+    cards = GpuLocks(environ)
     assert cards.take(["GPU-1"]) is None
     try:
         Path(path("GPU-1", environ)).write_text(content)
@@ -228,8 +226,8 @@ def test_the_lock_of_a_file_that_its_holder_has_just_removed_takes_no_card(
         tried.append(fd)
         return try_lock(fd)
 
-    monkeypatch.setattr(card_locks, "try_lock", released_meanwhile)
-    locks = CardLocks(environ)
+    monkeypatch.setattr("trainkit.machine.gpu_locks.try_lock", released_meanwhile)
+    locks = GpuLocks(environ)
     assert locks.take(["GPU-a"]) is None
     assert os.path.samestat(os.fstat(locks.fds[0]), lock.stat())  # the one at which others look
     locks.release()
@@ -238,15 +236,15 @@ def test_the_lock_of_a_file_that_its_holder_has_just_removed_takes_no_card(
 def test_all_runs_take_their_cards_in_one_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else of two that want the same ones each may have one, and neither both."""
     taken: list[str] = []
-    monkeypatch.setattr(CardLocks, "_lock", lambda self, name: not taken.append(Path(name).name))  # type: ignore[func-returns-value]
-    CardLocks({"TRAINKIT_CARD_LOCKS": str(tmp_path)}).take(["GPU-b", "GPU-a", "GPU-c", "GPU-a"])
+    monkeypatch.setattr(GpuLocks, "_lock", lambda self, name: not taken.append(Path(name).name))  # type: ignore[func-returns-value]
+    GpuLocks({"TRAINKIT_CARD_LOCKS": str(tmp_path)}).take(["GPU-b", "GPU-a", "GPU-c", "GPU-a"])
     assert taken == ["GPU-a", "GPU-b", "GPU-c"]
 
 
 def test_a_killed_holders_name_does_not_stand_behind_the_new_one(tmp_path: Path) -> None:
     environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path)}
     Path(path("GPU-a", environ)).write_text(json.dumps({"pid": 1, "user": "ada", "run": "/a" * 500}))
-    locks = CardLocks(environ)
+    locks = GpuLocks(environ)
     assert locks.take(["GPU-a"]) is None
     locks.sign("bob", "/b")
     held = holder("GPU-a", environ)
@@ -257,7 +255,7 @@ def test_a_killed_holders_name_does_not_stand_behind_the_new_one(tmp_path: Path)
 
 def test_the_folder_of_locks_is_for_all_users_and_links_in_it_are_not_followed(tmp_path: Path) -> None:
     environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path / "locks")}
-    locks = CardLocks(environ)
+    locks = GpuLocks(environ)
     locks.take(["GPU-a"])
     assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
     assert Path(path("GPU-a", environ)).stat().st_mode & 0o777 == 0o666
@@ -287,7 +285,7 @@ def planted(tmp_path: Path) -> dict[str, str]:
 def test_what_is_planted_in_the_place_of_a_lock_is_neither_written_to_nor_waited_for(
     tmp_path: Path, planted: dict[str, str], uuid: str
 ) -> None:
-    locks = CardLocks(planted)
+    locks = GpuLocks(planted)
     with pytest.raises(MachineError, match=f"lock of a GPU cannot be made: .*{uuid}"):
         locks.take([uuid])
     locks.sign("ada", "/runs/a")
@@ -309,14 +307,14 @@ def test_a_link_made_between_open_and_lock_is_not_written_through(
         before(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", link_then_lock)
-    locks = CardLocks(planted)
+    locks = GpuLocks(planted)
     with pytest.raises(MachineError, match="single name"):
         locks.take(["GPU-late"])
     assert locks.fds == []
 
 
 def test_a_held_card_is_told_although_its_lock_has_a_second_name(tmp_path: Path, planted: dict[str, str]) -> None:
-    locks = CardLocks(planted)
+    locks = GpuLocks(planted)
     assert locks.take(["GPU-a"]) is None
     locks.sign("ada", "/runs/a")
     (tmp_path / "second").hardlink_to(path("GPU-a", planted))

@@ -16,7 +16,7 @@ from trainkit.text import listed
 INSIDE = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 
 
-class Found(NamedTuple):
+class DumpedRank(NamedTuple):
     """The dump of one rank. seconds: without a move; phase: None for a program without a heartbeat.
 
     groups: by process group, from its flight recorder; empty without one. place: the innermost frame of the program's
@@ -70,15 +70,15 @@ class Found(NamedTuple):
         return {**self._asdict(), "groups": {name: group._asdict() for name, group in self.groups.items()}}
 
 
-class Account(NamedTuple):
-    """The file of a dump: the sentence of `judge`, the dump of each rank, nodes that did not answer."""
+class DumpFile(NamedTuple):
+    """The file of a dump: the sentence of `hang_cause`, the dump of each rank, nodes that did not answer."""
 
     line: str
-    ranks: tuple[Found, ...]
+    ranks: tuple[DumpedRank, ...]
     missing: tuple[str, ...]
 
 
-def describe(rank: Found) -> str:
+def describe(rank: DumpedRank) -> str:
     """One line: ``rank 1 (tk2, pid 587): backward of step 14 for 0.3 s, it is at train.py:69 in step``."""
     if rank.ended:
         return rank.name
@@ -86,21 +86,21 @@ def describe(rank: Found) -> str:
     return ", ".join(filter(None, (f"{rank.name}: {seen} for {rank.seconds:.1f} s", rank.at)))
 
 
-class Judged(NamedTuple):
+class HangCause(NamedTuple):
     """text: for people. host: of the rank that blocks the others; empty if it is no rank, or unknown."""
 
     text: str
     host: str = ""
 
 
-def judge(ranks: Sequence[Found], missing: Sequence[str] = ()) -> Judged:
+def hang_cause(ranks: Sequence[DumpedRank], missing: Sequence[str] = ()) -> HangCause:
     """The sentence about a run that does not move. missing: nodes that did not answer."""
     silent = f"; {listed(missing)} did not answer" if missing else ""
     text, host = _sentence(ranks)
-    return Judged(f"{text}{silent}", host)
+    return HangCause(f"{text}{silent}", host)
 
 
-def _sentence(found: Sequence[Found]) -> tuple[str, str]:
+def _sentence(found: Sequence[DumpedRank]) -> tuple[str, str]:
     launchers = [each for each in found if each.launcher]
     if stopped := [each for each in launchers if each.is_stopped]:
         return _idle(stopped)
@@ -121,18 +121,18 @@ def _sentence(found: Sequence[Found]) -> tuple[str, str]:
 
 
 def _by_collectives(
-    ranks: Sequence[Found], waiting: Sequence[tuple[Found, str, Collective]], seconds: float
+    ranks: Sequence[DumpedRank], waiting: Sequence[tuple[DumpedRank, str, Collective]], seconds: float
 ) -> tuple[str, str] | None:
     """Ranks that run, and have not joined the collective in which others wait, or have joined another one."""
 
-    def last(rank: Found, group: str) -> float:
+    def last(rank: DumpedRank, group: str) -> float:
         """The number of its last collective in a group; a rank that never joined any does not belong to the group."""
         known = rank.groups.get(group)
         if known is None:
             return float("inf") if rank.groups else 0
         return known.last
 
-    in_group: dict[str, list[tuple[Found, Collective]]] = {}
+    in_group: dict[str, list[tuple[DumpedRank, Collective]]] = {}
     for rank, group, each in waiting:
         in_group.setdefault(group, []).append((rank, each))
     blocked = {rank.rank for rank, _, _ in waiting}  # a rank that waits in another group is not the cause
@@ -146,7 +146,7 @@ def _by_collectives(
     return None
 
 
-def _idle(launchers: Sequence[Found]) -> tuple[str, str]:
+def _idle(launchers: Sequence[DumpedRank]) -> tuple[str, str]:
     """Launchers without a rank: none has started yet, or all have ended."""
     has = "has" if len(launchers) == 1 else "have"
     seconds = min(each.seconds for each in launchers)
@@ -154,7 +154,7 @@ def _idle(launchers: Sequence[Found]) -> tuple[str, str]:
 
 
 def _behind(
-    guilty: Sequence[Found], waiting: Sequence[tuple[Found, str, Collective]], seconds: float
+    guilty: Sequence[DumpedRank], waiting: Sequence[tuple[DumpedRank, str, Collective]], seconds: float
 ) -> tuple[str, str]:
     has, one = "has" if len(guilty) == 1 else "have", guilty[0]
     known = {rank.rank for rank in guilty}
@@ -172,9 +172,9 @@ def _behind(
     return f"{_names(guilty)} {has} {what}" + (f". {place[:1].upper()}{place[1:]}" if place else ""), one.host
 
 
-def _mismatch(inside: Sequence[tuple[Found, Collective]], group: str, seconds: float) -> str:
+def _mismatch(inside: Sequence[tuple[DumpedRank, Collective]], group: str, seconds: float) -> str:
     """Ranks that have joined different collectives under the same number never go on."""
-    kinds: dict[tuple[int, str], list[tuple[Found, Collective]]] = {}
+    kinds: dict[tuple[int, str], list[tuple[DumpedRank, Collective]]] = {}
     for rank, each in inside:
         kinds.setdefault((each.number, each.operation), []).append((rank, each))
     if len(kinds) < 2:
@@ -186,7 +186,7 @@ def _mismatch(inside: Sequence[tuple[Found, Collective]], group: str, seconds: f
     return f"the ranks of {_short(group)} have waited in different collectives for {seconds:.0f} s: {'; '.join(parts)}"
 
 
-def _all_wait(waiting: Sequence[tuple[Found, str, Collective]], seconds: float) -> str:
+def _all_wait(waiting: Sequence[tuple[DumpedRank, str, Collective]], seconds: float) -> str:
     """No rank is missing."""
     _, group, first = waiting[0]
     at = f" ({first.place})" if first.place else ""
@@ -194,7 +194,7 @@ def _all_wait(waiting: Sequence[tuple[Found, str, Collective]], seconds: float) 
     return f"every rank has been in {what} for {seconds:.0f} s: the network or a device holds it up"
 
 
-def _by_stamps(ranks: Sequence[Found], seconds: float) -> tuple[str, str]:
+def _by_stamps(ranks: Sequence[DumpedRank], seconds: float) -> tuple[str, str]:
     """Without a flight recorder: the rank with fewer steps than another one blocks it."""
     slowest = min(each.step for each in ranks)
     behind = [each for each in ranks if each.step == slowest]
@@ -206,7 +206,7 @@ def _by_stamps(ranks: Sequence[Found], seconds: float) -> tuple[str, str]:
     return f"no rank has moved for {seconds:.0f} s{seen}" + (f": {'; '.join(places[:4])}" if places else ""), ""
 
 
-def _names(ranks: Sequence[Found]) -> str:
+def _names(ranks: Sequence[DumpedRank]) -> str:
     shown = [each.name for each in ranks[:3]]
     return ", ".join(shown) + (f" and {len(ranks) - 3} more ranks" if len(ranks) > 3 else "")
 
@@ -222,7 +222,7 @@ def _short(group: str) -> str:
     return group.partition(" (")[0]
 
 
-def own_place(stack: str) -> str:
+def innermost_own_frame(stack: str) -> str:
     """The innermost frame of the program's own code in its main thread, from faulthandler's text; else the innermost.
 
     faulthandler writes the newest thread first, so the main one is last, each with its innermost frame first.

@@ -16,14 +16,14 @@ from typing import Any
 
 from trainkit.files import parse_json
 
-MOST = 1 << 26  # bytes of a message: a plan is a few kilobytes, and a stranger must not fill our memory
-MOST_UNSENT = 1 << 20  # bytes that are kept for a node that does not read them
+MOST = 1 << 26  # bytes of a message: a plan is a few kilobytes, and an unknown peer must not fill our memory
+MOST_UNSENT = 1 << 20  # bytes buffered for a node that does not read them
 CHUNK = 1 << 16
-AT_ONCE = 16  # chunks of one line before another gets its turn
+AT_ONCE = 16  # chunks read from one connection before the next gets its turn
 SEND_SECONDS = 5.0  # for the last message
 
 
-class Line:
+class Connection:
     """One end. Messages are objects; anything else ends the connection. most: bytes of a received message."""
 
     def __init__(self, end: socket.socket, most: int = MOST) -> None:
@@ -41,7 +41,8 @@ class Line:
     def send(self, message: Mapping[str, object]) -> None:
         """Send as much as the other side reads now, and keep the rest for `flush`.
 
-        A side that has more than MOST_UNSENT bytes to read is given up. A side that is gone is noticed by reading.
+        A connection with more than MOST_UNSENT bytes unread is given up. That the other side is gone shows when
+        reading.
         """
         if len(self._unsent) > MOST_UNSENT:
             self._give_up()
@@ -56,12 +57,12 @@ class Line:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             return
-        except OSError:  # the reader of this end sees the same
+        except OSError:  # reading this end shows the same
             self._unsent.clear()
 
     @property
     def unsent(self) -> int:
-        """Bytes that are kept."""
+        """Bytes that are buffered."""
         return len(self._unsent)
 
     def waiting_messages(self) -> list[dict[str, Any]] | None:
@@ -130,8 +131,8 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def flush_all(lines: Iterable[Line], seconds: float) -> None:
-    """Send to all at once what is kept for them, within a time limit for all."""
+def flush_all(lines: Iterable[Connection], seconds: float) -> None:
+    """Send what is buffered for all of them, within one time limit."""
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for line in lines:

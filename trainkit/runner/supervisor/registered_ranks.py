@@ -28,7 +28,7 @@ SETTLED_SECONDS = 0.05
 WRAPPER = "trainkit.runner.rank"  # what each runs
 
 
-class Ranks:
+class RegisteredRanks:
     """Every rank of this node that has registered in the attempt."""
 
     def __init__(

@@ -101,7 +101,7 @@ def holder(uuid: str, environ: Mapping[str, str]) -> Hold | None:
     return None
 
 
-class Cards:
+class GpuLocks:
     """The GPUs of one run. They stay taken while any process has these descriptors open."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
