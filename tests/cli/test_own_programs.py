@@ -204,10 +204,10 @@ def test_a_run_in_which_nothing_is_seen_says_so_and_fails_where_it_has_to_be_sho
 ) -> None:
     done = trainkit("run", "train.py", cwd=folder)
     assert done.returncode == 0
-    assert "In force       not shown: no step of an optimizer of torch was seen\n" in done.stderr
+    assert "In force       not shown: no torch optimizer took a step\n" in done.stderr
     done = trainkit("run", "program.verify=true", "train.py", cwd=folder)
     assert done.returncode == 1
-    assert "what rank 0 runs is not shown: no step of an optimizer of torch was seen" in done.stderr
+    assert "what rank 0 runs is not shown: no torch optimizer took a step" in done.stderr
 
 
 def test_a_folder_named_like_a_launcher_is_in_nobodys_way(trainkit: Trainkit, folder: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_program_whose_run_directory_is_gone_has_its_own_exit_code(runs: Any, 
     (run.folder / "go").touch()
     assert run.wait() == code
     assert "killed from outside" not in run.console()
-    assert run.console().count("the run directory was removed while it ran") == 1
+    assert run.console().count("the run directory was removed during the run") == 1
 
 
 def test_a_run_directory_that_is_removed_meanwhile_does_not_end_the_run(runs: Any) -> None:

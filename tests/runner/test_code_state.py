@@ -158,7 +158,7 @@ def test_git_that_is_not_done_in_time_is_left(git: Git, tmp_path: Path, monkeypa
     monkeypatch.setattr(code_state, "MOST_SECONDS", 0.5)
     stand_in(tmp_path / "bin", monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 600")
     found, _ = looked()
-    assert found.git == "git was not done after 0.5 s"
+    assert found.git == "git took longer than 0.5 s"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -188,7 +188,7 @@ def test_a_submodule_is_said_to_be_not_looked_into(git: Git, tmp_path: Path) -> 
     Path("inner/src/train.py").write_text("changed\n")
     found, _ = looked()
     assert (found.changed, found.submodules) == (0, 1)
-    assert str(found).endswith("no changes outside submodules, 1 submodule not looked into")
+    assert str(found).endswith("no changes outside submodules, 1 submodule not inspected")
     git("submodule", "--quiet", "deinit", "--force", "inner")
     assert str(looked()[0]).endswith("no changes"), "there is nothing in it"
 

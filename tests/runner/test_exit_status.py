@@ -24,7 +24,7 @@ def seen(*records: RankRecord, launcher_exit: int | None = 0, **known: Any) -> E
 
 
 KILLED = rank(1, exit_code=None, signal=9)
-REMOVED = "the run directory was removed while it ran"
+REMOVED = "the run directory was removed during the run"
 TOLD = rank(0, ended=2.0, exit_code=None, signal=15, told_to_stop=True)
 
 CASES: dict[str, tuple[Evidence, int, str | None, int | None]] = {

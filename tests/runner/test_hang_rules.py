@@ -192,8 +192,7 @@ def test_different_collectives_under_the_same_number_are_a_mismatch() -> None:
 def test_where_every_rank_waits_it_is_none_of_them() -> None:
     found, host = hang_cause([rank(each, last=812, waits="all_reduce") for each in range(4)])
     assert found == (
-        "every rank has been in all_reduce 812 of default_pg (train.py:69) for 62 s: "
-        "the network or a device holds it up"
+        "every rank has been in all_reduce 812 of default_pg (train.py:69) for 62 s: the network or a device blocks it"
     )
     assert not host
 

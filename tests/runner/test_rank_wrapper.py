@@ -287,7 +287,7 @@ def test_a_rank_that_was_not_as_planned_is_not_started_again_when_the_launcher_r
 @pytest.mark.parametrize(
     ("account", "code", "proven", "ended", "why"),
     [
-        ("", 0, "yes", 1, "not shown: no step of an optimizer of torch was seen"),
+        ("", 0, "yes", 1, "not shown: no torch optimizer took a step"),
         ('{"error": "KeyError: 1"}', 0, "yes", 1, "not shown: KeyError: 1"),
         ('{"strategy": null}', 0, "yes", 0, ""),
         ("", 7, "yes", 7, ""),

@@ -291,7 +291,7 @@ def test_a_manifest_that_was_changed_is_damaged_itself(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("digest", "dugest"))
     assert saved_checkpoints(str(tmp_path), "a") == []
     (found,) = saved_checkpoints(str(tmp_path), "a", damaged=True)
-    assert found.damage == "manifest.json is not as it was written"
+    assert found.damage == "manifest.json was changed after it was written"
 
 
 def test_a_run_directory_that_is_there_is_left_alone_for_another_name(

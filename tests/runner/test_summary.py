@@ -176,7 +176,7 @@ def test_a_damaged_account_of_a_rank_is_said(layout: RunLayout, account: object)
 def test_of_a_program_in_which_nothing_was_seen_it_is_said(layout: RunLayout, kind: str) -> None:
     summary = ended(layout, kind, verified=True)
     assert summary["in_force"] == {}
-    said = "In force       not shown: no step of an optimizer of torch was seen\n"
+    said = "In force       not shown: no torch optimizer took a step\n"
     assert said in render_summary(summary, layout.root)
     assert "In force" not in render_summary(ended(layout, kind), layout.root)
 

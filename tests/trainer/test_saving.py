@@ -357,7 +357,7 @@ def _leads_out(folder: Path) -> None:
     ("harm", "said"),
     [
         (_changed_file, r"is damaged: state/\S+ is not what its manifest says"),
-        (_changed_manifest, "its manifest.json is not as it was written"),
+        (_changed_manifest, "its manifest.json was changed after it was written"),
         (_leads_out, "is damaged: ../secret is not what its manifest says"),
     ],
 )

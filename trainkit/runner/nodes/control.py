@@ -90,7 +90,7 @@ class Control:
         self._kept: list[Mapping[str, Any]] = []
         self._mine: NodeEnd | None = None  # as reported to node 0
         self._verdict: Verdict | None = None
-        self.insists = False  # whether everything is to be killed at once
+        self.kills_everything = False  # whether everything is to be killed at once
         self.passed_on: list[int] = []  # signals for the ranks that node 0 has received
         self.received: int | None = None  # the signal that this node's trainkit has received
         self.alone = False  # whether trainkit is gone
@@ -159,8 +159,8 @@ class Control:
 
     def kill_everything(self) -> None:
         """Kill everything on all nodes at once."""
-        if not self.insists:
-            self.insists = True
+        if not self.kills_everything:
+            self.kills_everything = True
             self._tell({"kill": True})
 
     def settle(
@@ -241,7 +241,7 @@ class Control:
             if self._mine is not None:  # to a trainkit that takes over from its killed guardian
                 self._lines[node].send(_ended(self._mine))
         elif "kill" in message:
-            self.insist()
+            self.kill_everything()
         elif "signal" in message:
             self.passed_on.append(int(message["signal"]))
         elif "ended" in message:

@@ -1,6 +1,6 @@
-"""The state of the code that a run starts with: the script's digest and, in a repository, git's commit and changes.
+"""The state of the code at the start of a run: the script's digest and, in a repository, the commit and the changes.
 
-git runs for a bounded time, and nothing that a repository's configuration names is executed: no hook, no fsmonitor, no
+git runs for a bounded time, and never executes what a repository's configuration names: no hook, no fsmonitor, no
 filter, no external diff, no textconv (git-config(1), gitattributes(5)). If git fails, the reason is kept.
 """
 
@@ -36,10 +36,10 @@ SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.untrackedCache": "false",
     "core.quotePath": "false",
-    "diff.autoRefreshIndex": "false",  # which writes to the repository
+    "diff.autoRefreshIndex": "false",  # it writes to the repository
     "diff.relative": "false",
-    "diff.submodule": "short",  # the others run git there, by the submodule's configuration
-    "protocol.allow": "never",  # a partial clone would fetch missing objects
+    "diff.submodule": "short",  # the other values run git there, with the submodule's configuration
+    "protocol.allow": "never",  # else a partial clone fetches missing objects
 }
 DIFF = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty"),
@@ -52,7 +52,7 @@ _TEXT = re.compile(r"""["'#]|(?<![\w-])(?=[\w-]*\d)[\w-]{20}""")
 class CodeState(NamedTuple):
     """The content of code.json. untracked: Python files, at most MOST_NAMES. changed: files in the diff.
 
-    submodules: those with files here; they are not inspected, for git would use their configuration. git: its failure.
+    submodules: those with files here; not inspected, because git would use their configuration. git: why it failed.
     """
 
     trainkit: str
@@ -85,22 +85,22 @@ class CodeState(NamedTuple):
         if self.repository and not (self.changed or self.untracked or self.git):
             found.append("no changes outside submodules" if self.submodules else "no changes")
         if self.submodules:
-            found.append(f"{counted(self.submodules, 'submodule')} not looked into")
+            found.append(f"{counted(self.submodules, 'submodule')} not inspected")
         return ", ".join([*found, self.git] if self.git else found)
 
 
 def read_code(layout: RunLayout) -> CodeState | None:
-    """None for a run of an older release, and a damaged file."""
+    """None for a run of an older release, or if the file is damaged."""
     return read_record(layout.code, CodeState)
 
 
-Looked = dict[Path, tuple["CodeState", bytes]]  # by folder, so that git runs once for many runs
+Looked = dict[Path, tuple["CodeState", bytes]]  # by folder: git runs once for many runs
 
 
 def write_code(layout: RunLayout, recipe_yaml: str, looked: Looked | None = None) -> None:
     """Write the state of the code of a recipe's program, as it is now.
 
-    The diff is for this user alone: its lines may be secret in spite of the masks. Raises OSError.
+    Only this user may read the diff: its lines may hold secrets in spite of the masks. Raises OSError.
     """
     program, cwd = value_at(compose_bytes(recipe_yaml.encode()).tree, "program"), Path.cwd()
     files = list[Path]()
@@ -118,7 +118,7 @@ def write_code(layout: RunLayout, recipe_yaml: str, looked: Looked | None = None
     state, diff = looked[folder]
     if script is not None:
         state = state._replace(script=str(script))
-        with contextlib.suppress(OSError):  # the program's start will report it
+        with contextlib.suppress(OSError):  # the start of the program will report it
             state = state._replace(sha256=hashlib.sha256(read_whole(script, links=True)).hexdigest())
     if diff:
         publish(layout.diff, diff, mode=0o600)
@@ -154,15 +154,15 @@ class _Git:
                 ready.register(stdout, selectors.EVENT_READ)
                 while len(output) <= most:
                     if not ready.select(max(self._until - time.monotonic(), 0)):
-                        raise _GitError(f"git was not done after {MOST_SECONDS:g} s")
+                        raise _GitError(f"git took longer than {MOST_SECONDS:g} s")
                     if not (chunk := os.read(stdout.fileno(), 1 << 16)):
-                        with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its output as it ends
+                        with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its output when it ends
                             process.wait(1)
                         break
                     output += chunk
         finally:
             process.kill()  # no effect if it has ended
-            with contextlib.suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a disk may not respond
                 process.wait(1)
         return process.returncode, output[: most + 1]
 
@@ -179,16 +179,16 @@ class _Git:
         return os.fsdecode(output).partition("\n")[0] if code == 0 else ""
 
     def disable_filters(self) -> None:
-        """`diff` would run the configuration's filters for a file that looks changed."""
+        """Without this, `diff` runs the configuration's filters for a file that looks changed."""
         _, output = self.call("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$")
         for name in filter(None, os.fsdecode(output).split("\0")):
             if "=" in name:
-                raise _GitError(f"git was not asked for changes: its configuration has {name!r}")
+                raise _GitError(f"changes were not read from git: its configuration has {name!r}")
             self._settings[name] = "false" if name.endswith(".required") else ""
 
 
 def _ask(folder: Path) -> tuple[CodeState, bytes]:
-    """The state of a folder by git, and the diff of changes that are not committed. Raises nothing."""
+    """The state of a folder by git, and the diff of uncommitted changes. Raises nothing."""
     state, diff, git = CodeState(trainkit.__version__), b"", _Git(folder)
     try:
         code, output = git.call("rev-parse", "--show-toplevel", errors=subprocess.STDOUT)
@@ -224,7 +224,7 @@ def _ask(folder: Path) -> tuple[CodeState, bytes]:
 def _masked(diff: bytes) -> tuple[bytes, int]:
     """The diff without the values of secrets, and how many lines had one. A masked line does not apply as a patch.
 
-    In Python the value is an expression (`key = self.keys(x)`), which is no secret unless it has a string.
+    In Python the value is an expression (`key = self.keys(x)`), which is a secret only if it has a string.
     """
     lines, masked, python = [], 0, False
     text = os.fsdecode(diff)

@@ -22,7 +22,7 @@ TRIES = 20  # names for a run directory
 
 
 def create_run_dirs(output_root: str, name: str, count: int) -> list[RunLayout]:
-    """New run directories that differ only in a number at their end: -0, -1, … Raises MachineError."""
+    """New run directories whose names differ only in a number at the end: -0, -1, … Raises MachineError."""
     first = create_run_dir(output_root, name, "-0").root
     made = [RunLayout(first)]
     try:
@@ -41,7 +41,7 @@ def create_run_dir(output_root: str, name: str, ending: str = "") -> RunLayout:
     """A new run directory <output_root>/<name>/<timestamp>-<id>. Raises MachineError when it cannot be created."""
     parent = Path(output_root).absolute() / name
     for _ in range(TRIES):
-        # The time sorts runs by age, the random part keeps apart those of one second.
+        # The time sorts runs by age, the random part separates runs of the same second.
         root = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}{ending}"
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,8 @@ def write_attempt(layout: RunLayout, number: int, plan: Plan, bound: BoundPlan) 
     lines = [f"unset {name}" for name in diff.unset]
     for name in sorted({*(name for name, _ in diff.set), *diff.take}):
         value = environment[name]
-        if name in diff.take or is_secret_name(name):  # variables that are taken from the caller may be secret, too
+        # a variable that is passed on from the caller may be a secret too
+        if name in diff.take or is_secret_name(name):
             value = MASK
         lines.append(f"{name}={value if value.isprintable() else value.encode('unicode_escape').decode('ascii')}")
     publish(layout.environment, "".join(f"{line}\n" for line in lines))
@@ -95,7 +96,7 @@ def write_attempt(layout: RunLayout, number: int, plan: Plan, bound: BoundPlan) 
 
 
 def remember_root(output_root: str, environ: Mapping[str, str]) -> None:
-    """Note for `runs list --all` that a folder has runs. If it cannot be noted, they are not listed."""
+    """Record for `runs list --all` that a folder has runs. If that fails, they are not listed."""
     file = _roots_file(environ)
     root = os.path.abspath(output_root)
     if file is None or root in remembered_roots(environ):
@@ -104,13 +105,14 @@ def remember_root(output_root: str, environ: Mapping[str, str]) -> None:
         os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
         fd = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(fd, json.dumps({"root": root}).encode() + b"\n")  # in one piece: other runs may do so now
+            # in one write: other runs may append at the same time
+            os.write(fd, json.dumps({"root": root}).encode() + b"\n")
         finally:
             os.close(fd)
 
 
 def remembered_roots(environ: Mapping[str, str]) -> list[str]:
-    """The folders that have been noted and are there."""
+    """The recorded folders that exist."""
     file = _roots_file(environ)
     found = (each.get("root") for each in read_json_lines(file)) if file else ()
     return [*dict.fromkeys(each for each in found if isinstance(each, str) and os.path.isdir(each))]

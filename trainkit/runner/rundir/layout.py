@@ -1,4 +1,7 @@
-"""Every path of a run. Paths for ranks and the guardian come from records.py, which loads faster than pathlib."""
+"""Every path in a run directory.
+
+Ranks and the guardian take theirs from records.py, which loads faster than pathlib.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ MANIFEST = "manifest.json"
 
 
 def subfolders(parent: Path) -> Iterator[Path]:
-    """The folders in a folder but for hidden ones, in no order; none if it cannot be read."""
+    """The folders in a folder, without hidden ones, in no order; none if it cannot be read."""
     with contextlib.suppress(OSError):
         yield from (path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
 
@@ -31,15 +34,15 @@ class PathInRun:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayout:
-    """The folder of one start within a run. node: of the launcher's files."""
+    """The folder of one start within a run. node: selects the launcher's files."""
 
     root: Path
     node: int = 0
 
     logs = PathInRun("logs")  # output of the ranks and of the launcher
-    ranks = PathInRun("ranks")  # the ranks' exit records, those of each node but the first in a folder of their own
+    ranks = PathInRun("ranks")  # the ranks' exit records; each node but the first has its own subfolder
     nodes = PathInRun("nodes")  # the state of the run on each node but the first
-    shown = PathInRun("shown")  # what was seen in each rank at its first optimizer step
+    shown = PathInRun("shown")  # what the proof saw in each rank at its first optimizer step
 
     @property
     def launcher_log(self) -> Path:
@@ -66,19 +69,19 @@ class RunLayout:
 
     root: Path
 
-    recipe = PathInRun("recipe.yaml")  # resolved
+    recipe = PathInRun("recipe.yaml")  # the resolved recipe
     plan = PathInRun("plan.json")
-    code = PathInRun("code.json")  # the commit, the script's digest, and what is not committed
-    diff = PathInRun("code.diff")  # that, secrets masked
+    code = PathInRun("code.json")  # the commit, the script's digest, the names of uncommitted files
+    diff = PathInRun("code.diff")  # the uncommitted changes, secrets masked
     command = PathInRun("command.sh")  # the plan as a shell script
     environment = PathInRun("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
     metrics = PathInRun("metrics.jsonl")  # one object per logged step; append-only
     cards = PathInRun("cards.jsonl")  # one object per sample of the run's cards; append-only
     checkpoints = PathInRun("checkpoints")
-    pushes = PathInRun("pushes")  # checkpoints whose upload is not over, by hard links, and what is made to be uploaded
-    result = PathInRun("result.json")  # what the built-in trainer measured
-    summary = PathInRun("summary.json")  # the account of the whole run
-    status = PathInRun("status.json")  # starting, running, or who ended it and why
+    pushes = PathInRun("pushes")  # hard links to checkpoints that are being uploaded, and files prepared for the upload
+    result = PathInRun("result.json")  # the built-in trainer's measurements
+    summary = PathInRun("summary.json")  # the summary of the whole run
+    status = PathInRun("status.json")  # the state: starting, running, or who ended it and why
     lock = PathInRun(".lock")  # locked while trainkit or the guardian lives
 
     @classmethod

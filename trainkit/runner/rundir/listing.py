@@ -1,4 +1,4 @@
-"""Run directories: list them, read one and its checkpoints, remove one. States of runs: jobs/states.py."""
+"""Run directories: list them, read one with its checkpoints, remove one. The states of runs are in jobs/states.py."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from trainkit.planner.resume import FOLDER, SavedCheckpoint
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 from trainkit.runner.rundir.records import Status
 
-EXPORT_SUFFIX = ".export"  # of a folder that is made to be uploaded
+EXPORT_SUFFIX = ".export"  # of a folder prepared for an upload
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
-TRAINER_STATE = "trainer_state.json"  # rank 0 writes it after weights and optimizer
+TRAINER_STATE = "trainer_state.json"  # written by rank 0 after weights and optimizer
 # Optimizer state of Trainer, FSDP and DeepSpeed; without it (save_only_model) a run cannot be resumed.
 TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_step{step}")
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. started, ended: seconds since the epoch. rank: that failed first.
+    """One run directory. started, ended: seconds since the epoch. rank: the one that failed first.
 
     launched: kinds of `program`, `strategy` and `launcher` in the plan. argv: of the program, without the interpreter.
     """
@@ -69,13 +69,13 @@ def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory. ValueError for a name that cannot be one."""
     layout = RunLayout(path)
-    with contextlib.suppress(OSError):  # another user's: Path.is_file raises where it may not look
+    with contextlib.suppress(OSError):  # another user's: Path.is_file raises without permission
         return layout.plan.is_file() and layout.recipe.is_file()
     return False
 
 
 def read_run(path: Path) -> RunInfo:
-    """Read the files of a run directory. Damaged values read as unknown: one run must not hide all others."""
+    """Read the files of a run directory. Damaged values count as unknown: one run must not hide all others."""
     layout = RunLayout(path.absolute())
     status = read_status(layout) or Status()
     plan = _of_plan(read_json(layout.plan))
@@ -88,7 +88,7 @@ def read_status(layout: RunLayout) -> Status | None:
 
 
 def _of_plan(plan: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The `launched` and `argv` of a plan; of a damaged one, or one of another version, what can be read."""
+    """The `launched` and `argv` of a plan; as much as can be read of a damaged plan, or one of another version."""
     launched = {}
     for name in ("program", "strategy", "launcher"):
         choice = plan.get(name)
@@ -111,11 +111,11 @@ def is_running(layout: RunLayout) -> bool | None:
 
 def lock_run(layout: RunLayout) -> int:
     """Mark the run as running for as long as the returned descriptor is open in any process."""
-    return hold_lock(layout.lock)  # which the guardian inherits
+    return hold_lock(layout.lock)  # the guardian inherits it
 
 
 def is_linked(layout: RunLayout) -> bool:
-    """Whether a link leads to it: another user who may write there can make one, to any other run."""
+    """Whether its path has a link: another user who may write there can make one to any other run."""
     return layout.root.is_symlink() or layout.root.parent.is_symlink()
 
 
@@ -127,9 +127,9 @@ def remove(layout: RunLayout) -> None:
 
 
 def clear_uploads(run: RunLayout) -> None:
-    """Remove what uploads to the Hub have left that were killed (trainkit/trainer/checkpoint/pushing.py).
+    """Remove what killed uploads to the Hub have left behind (trainkit/trainer/checkpoint/pushing.py).
 
-    If every checkpoint is to be uploaded, those that are not stay: the next attempt uploads them.
+    If every checkpoint is to be uploaded, the missing ones stay: the next attempt uploads them.
     """
     folder = run.pushes
     if folder.is_symlink() or not folder.is_dir():
@@ -137,7 +137,7 @@ def clear_uploads(run: RunLayout) -> None:
     try:
         settings = read_json(run.root / "trainer.json")
         keeps = settings["recipe"]["checkpoint"]["push_to_hub"]["strategy"] == "all"
-    except (KeyError, TypeError):  # torn, or of another release
+    except (KeyError, TypeError):  # incomplete, or of another release
         keeps = True
     for path in sorted(folder.glob("*")):
         if not keeps or path.name.startswith(".") or path.suffix == EXPORT_SUFFIX:
@@ -149,7 +149,7 @@ def clear_uploads(run: RunLayout) -> None:
 def saved_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
     """The built-in trainer's under <output_root>/<name>: newest run first, within a run latest step first.
 
-    damaged: also those whose files differ from the manifest.
+    damaged: include those whose files differ from the manifest.
     """
     return [saved for run in _newest_first(output_root, name) for saved in checkpoints_of(run, damaged=damaged)]
 
@@ -157,7 +157,7 @@ def saved_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> 
 def trainer_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
     """Trainer's under <output_root>/<name>/<run>/output: newest run first, within a run latest step first.
 
-    damaged: changes nothing. Trainer's folders have no manifest: one that lacks a file was not finished.
+    damaged: has no effect. Trainer's folders have no manifest: one that lacks a file was not finished.
     """
     return [saved for run in _newest_first(output_root, name) for saved in _of_trainer(run)]
 
@@ -174,7 +174,7 @@ def checkpoints_of(layout: RunLayout, *, damaged: bool = False) -> list[SavedChe
 
 
 def own_checkpoints(layout: RunLayout, program: str) -> list[SavedCheckpoint]:
-    """The checkpoints of a run so far, of a kind of program: latest step first, also damaged ones."""
+    """The checkpoints that a kind of program has saved in a run: latest step first, damaged ones included."""
     return _of_trainer(layout) if program == "hf" else checkpoints_of(layout, damaged=True)
 
 
@@ -192,7 +192,7 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
-    """The checkpoint in a folder, if it has the name of one, which it gets when all files are in it."""
+    """The checkpoint in a folder, if it has the name of one; a folder gets that name when it is complete."""
     name = FOLDER.match(folder.name)
     if name is None or not folder.is_dir():
         return []
@@ -200,7 +200,7 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
     try:
         manifest = parse_json(read_whole(folder / MANIFEST))
         if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
-            return [replace(damaged, damage=f"{MANIFEST} is not as it was written")]
+            return [replace(damaged, damage=f"{MANIFEST} was changed after it was written")]
         best = manifest.get("best", {})
         saved = SavedCheckpoint(
             path=str(folder),
@@ -214,12 +214,13 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
         return [replace(saved, damage=_damage(folder, manifest["files"]))]
     except FileNotFoundError:
         return [replace(damaged, damage=f"it has no {MANIFEST}")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):  # torn, or of another program
+    # incomplete, or of another program
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return [replace(damaged, damage=f"{MANIFEST} cannot be read")]
 
 
 def _damage(folder: Path, files: Mapping[str, Any]) -> str:
-    """The first file that is missing or has another size. Checksums, which take longer, are compared on loading."""
+    """The first file that is missing or has the wrong size. Checksums, which take longer, are compared on loading."""
     for name, facts in files.items():
         try:
             size = (folder / name).stat().st_size
@@ -249,7 +250,7 @@ def _of_trainer(layout: RunLayout) -> list[SavedCheckpoint]:
 
 
 def _is_whole(folder: Path, step: int, ranks: int) -> bool:
-    """Whether every rank has written its part; the state of the generators is written last."""
+    """Whether every rank has written its part; the generators' state is written last."""
     generators = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
     has_optimizer = any((folder / name.format(step=step)).exists() for name in TRAINER_OPTIMIZER)
     written = has_optimizer and all((folder / name).exists() for name in generators)

@@ -1,8 +1,8 @@
 """The records in a run directory: the exit record of each rank, and status.json.
 
-Another user who may write to the directory may write anything into it. So a record must be a regular file of bounded
-size with numbers in their range and valid names, or it is not read at all; and a process that a record names is proved
-to be the one meant before anything is done to it, see `trainkit/runner/supervisor/processes.py`.
+Another user with write access to the directory may write anything into it. So a record must be a regular file of
+bounded size with valid names and numbers in range, or it is not read at all. And a process that a record names is
+proved to be the right one before anything is done to it, see `trainkit/runner/supervisor/processes.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trainkit.decode import Between, Like
 from trainkit.files import names_in, publish, publish_or_overwrite, read_end, read_record
 from trainkit.runner.supervisor.processes import Pid, ProcessId, boot_id, started
 
-REMOVED = "the run directory was removed while it ran"
+REMOVED = "the run directory was removed during the run"
 SAYS = "trainkit.runner.rank: "  # prefix of a wrapper's own messages
-NOT_OBSERVED = "not shown: "  # prefix of the reason why it is unknown what a program runs
-UNSEEN = "no step of an optimizer of torch was seen"
-END_BYTES = 1 << 16  # of a launcher's log
-DUMPS, ORDERS = "dumps", "orders"  # folders of an attempt: dumps of its ranks; requests of users to the guardian
-PACES = "paces.json"  # in an attempt: how fast the ranks were
-ROOM = 2500  # bytes, of the block of 4096 that even a small file has
+NOT_OBSERVED = "not shown: "  # prefix of the reason why nothing is known of a program
+UNSEEN = "no torch optimizer took a step"
+END_BYTES = 1 << 16  # bytes read of a launcher's log
+DUMPS, ORDERS = "dumps", "orders"  # folders of an attempt: dumps of its ranks; users' requests to the guardian
+PACES = "paces.json"  # in an attempt: the ranks' step times
+ROOM = 2500  # bytes: fits into the block of 4096 that even a small file occupies
 LATEST = 1e11  # seconds since the epoch: what datetime can show
 Count = Annotated[int, Between(0, 1 << 53)]
 RankKey = Annotated[str, Like("0|[1-9][0-9]{0,7}", "the number of a rank")]
@@ -35,7 +35,7 @@ ExitCode = Annotated[int, Between(0, 255)]
 SignalNumber = Annotated[int, Between(1, 64)]
 Moment = Annotated[float, Between(0, LATEST)]  # seconds since the epoch
 Seconds = Annotated[float, Between(0, 1e12)]
-Name = Annotated[str, Like(r"(?!\.)[\w.:%+-]{0,300}", "a name")]  # of a host, of a port behind it: never a path
+Name = Annotated[str, Like(r"(?!\.)[\w.:%+-]{0,300}", "a name")]  # of a host, perhaps with a port: never a path
 Folder = Annotated[str, Like(r"(/[^\0\ud800-\udc7f\udd00-\udfff]*)?", "an absolute path")]
 State = Literal["", "queued", "starting", "running", "requeued", "ended"]
 
@@ -48,20 +48,20 @@ class RankRecord(NamedTuple):
     host: Name
     wrapper_pid: Pid
     pid: Annotated[int, Between(0, 1 << 22)] = 0  # of the program; 0 before it started
-    restart: Count = 0  # how often the launcher had restarted the ranks before
+    restart: Count = 0  # how often the launcher has restarted the ranks
     started: Moment = 0.0
     ended: Moment | None = None
-    clock: Seconds = 0.0  # of its end too, on this host's monotonic clock: the time of day may jump meanwhile
+    clock: Seconds = 0.0  # its start, later its end, on this host's monotonic clock: the time of day may jump
     exit_code: ExitCode | None = None
     signal: SignalNumber | None = None
     told_to_stop: bool = False  # TERM, INT or HUP reached the wrapper before the program ended
-    message: str = ""  # why the program could not be started, or how much output its log lacks
+    message: str = ""  # why the program could not be started, or how much output is missing from its log
     unlogged: str = ""  # the end of its standard error that could not be logged
-    not_as_planned: str = ""  # how the program differed from the plan
+    not_as_planned: str = ""  # how the program differs from the plan
     node: RankNumber = 0
     rendezvous: Name = ""  # MASTER_ADDR_MASTER_PORT of this rank, part of the names of its shared memory
-    heartbeat: Descriptor = -1  # of the wrapper: the page of the program's heartbeat (trainkit/heartbeat.py)
-    orders: Descriptor = -1  # of the wrapper: the pipe for requests to the program's flight recorder
+    heartbeat: Descriptor = -1  # the wrapper's descriptor of the heartbeat's page (trainkit/heartbeat.py)
+    orders: Descriptor = -1  # the wrapper's descriptor of the pipe for requests to the flight recorder
     wrapper_started: str = ""  # as from `processes.started`
 
     def opened(self, fd: int) -> str:
@@ -81,7 +81,7 @@ class RankRecord(NamedTuple):
 class Pids(NamedTuple):
     """The processes of a run on its host. ranks: of the programs, by global rank.
 
-    started: start times of trainkit and its guardian. With boot they prove that a process has not only the same number.
+    started: start times of trainkit and its guardian. With boot they prove that a pid still means the same process.
     """
 
     trainkit: Pid | None = None
@@ -109,9 +109,9 @@ class Pids(NamedTuple):
 
 
 class Status(NamedTuple):
-    """status.json: the state of a run, or who ended it and why, with the names of `exit_status.Verdict`.
+    """status.json: the state of a run, or who ended it and why; its names are those of `exit_status.Verdict`.
 
-    outcome: of a submitted run, what its job does about the end.
+    outcome: what the job of a submitted run does about the end.
     """
 
     state: State = ""
@@ -135,7 +135,7 @@ class Status(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What the program of a rank was seen to run, by `trainkit/verify/observe.py`; error: why that is unknown."""
+    """What `trainkit/verify/observe.py` saw in a rank's program; error: why it saw nothing."""
 
     strategy: str | None = None
     world_size: Count | None = None
@@ -149,7 +149,7 @@ class Observation(NamedTuple):
     error: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        """For the summary: without rare entries that are empty."""
+        """For the summary: without rare entries if they are empty."""
         seldom = ("warnings", "arguments", "output_dir", "step", "error")
         return {name: value for name, value in self._asdict().items() if value or name not in seldom}
 
@@ -166,7 +166,7 @@ def records_path(attempt_dir: str, node: int) -> str:
 
 
 def status_path(run_dir: str, attempt_dir: str, node: int) -> str:
-    """The file in which the guardian of a node writes the run's state: each file has one writer."""
+    """The file for the run's state by one node's guardian: each file has one writer."""
     return os.path.join(attempt_dir, "nodes", f"{node}.json") if node else os.path.join(run_dir, "status.json")
 
 
@@ -175,14 +175,14 @@ def launcher_log(attempt_dir: str, node: int) -> str:
 
 
 def observation_path(attempt_dir: str, rank: int) -> str:
-    """The file in which the program of a global rank leaves what was seen at its first optimizer step."""
+    """The file for what the proof saw in a global rank at its first optimizer step."""
     return os.path.join(attempt_dir, "shown", f"rank-{rank}.json")
 
 
 def read_observations(attempt_dir: str) -> dict[int, Observation]:
-    """What was seen in each rank, by its number; of a damaged file that it is damaged."""
+    """What the proof saw in each rank, by its number; a damaged file counts as an error."""
     folder, run, found = os.path.join(attempt_dir, "shown"), run_of(attempt_dir), dict[int, Observation]()
-    with contextlib.suppress(OSError):  # nothing was seen
+    with contextlib.suppress(OSError):  # no rank was observed
         for name in names_in(folder, below=run):
             if number := re.fullmatch(r"rank-(0|[1-9][0-9]{0,7})\.json", name):
                 record = read_record(os.path.join(folder, name), Observation, below=run)
@@ -191,7 +191,7 @@ def read_observations(attempt_dir: str) -> dict[int, Observation]:
 
 
 def last_of(output: bytes) -> str:
-    """The end of an output, so short that a record with it can overwrite the old one on a full disk."""
+    """The end of an output, short enough that the record can be overwritten in place on a full disk."""
     text = output.decode("utf-8", "replace")
     while len(json.dumps(text)) > ROOM:
         text = text[len(text) // 8 + 1 :]
@@ -199,7 +199,7 @@ def last_of(output: bytes) -> str:
 
 
 def run_of(attempt_dir: str) -> str:
-    """The run directory of an attempt: no folder below it may be a link."""
+    """The run directory of an attempt. No folder below it may be a link."""
     return os.path.dirname(os.path.dirname(attempt_dir))
 
 
@@ -208,7 +208,7 @@ def record_path(attempt_dir: str, record: RankRecord) -> str:
 
 
 def write_record(attempt_dir: str, record: RankRecord) -> None:
-    """Publish the record; that of an ended rank also on a full disk. Raises OSError."""
+    """Publish the record; if the rank has ended, even on a full disk. Raises OSError."""
     write = publish if record.ended is None else publish_or_overwrite
     write(record_path(attempt_dir, record), json.dumps(record._asdict()) + "\n", below=run_of(attempt_dir))
 
@@ -238,6 +238,6 @@ def read_records(attempt_dir: str, node: int | None = None) -> Iterator[RankReco
 
 def _records_in(folder: str, run: str) -> Iterator[RankRecord]:
     names = (name for name in names_in(folder, below=run) if name.startswith("rank-") and name.endswith(".json"))
-    # None: gone meanwhile, on a failing disk, being overwritten, or no record.
+    # None: just removed, on a failing disk, being overwritten, or not a record.
     found = (read_record(os.path.join(folder, name), RankRecord, below=run) for name in names)
     yield from (record for record in found if record is not None)

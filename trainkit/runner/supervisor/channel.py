@@ -1,4 +1,7 @@
-"""The socket between trainkit and the guardian, and its first message: one JSON object a line. No secrets."""
+"""The socket between trainkit and the guardian: one JSON object a line, the first one describes the attempt.
+
+No secrets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Spec(NamedTuple):
-    """The first message: the whole attempt."""
+    """The first message: everything about the attempt."""
 
     run_dir: str
     status: Mapping[str, object]  # entries of status.json in every state
@@ -23,8 +26,8 @@ class Spec(NamedTuple):
     ranks: int  # expected on this node
     nodes: int
     max_restarts: int
-    keeps_stdin: bool  # one rank, started directly
-    foreground_group: int | None  # trainkit's process group, when the one rank keeps the terminal
+    keeps_stdin: bool  # a single rank, started without a launcher
+    foreground_group: int | None  # trainkit's process group, if the single rank keeps the terminal
     ignore: Sequence[int]  # signals that stay ignored (nohup)
     node: int = 0
     neighbours: Sequence[tuple[int, str, int]] = ()  # as nodes/control.py has them
@@ -44,18 +47,18 @@ class Channel:
         self.close = end.close
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send, or do nothing if the other end is gone, which the reader of this end notices."""
+        """Send, or do nothing if the other end is gone: reading this end shows that."""
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def say(self, text: str) -> None:
-        """A line of the guardian for the console."""
+        """A line from the guardian for the console."""
         self.send({"event": "said", "text": text})
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Wait for bytes; the complete messages, None if the other end is gone."""
         data = b""
-        with contextlib.suppress(ConnectionResetError):  # it ended before it had read everything
+        with contextlib.suppress(ConnectionResetError):  # the other process ended before it had read everything
             data = self._socket.recv(65536)
         # JSON writes line breaks inside texts as \n, so that one in the stream always ends a message.
         *lines, self._rest = (self._rest + data).split(b"\n")

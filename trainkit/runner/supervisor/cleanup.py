@@ -1,7 +1,7 @@
-"""End what is left of a run, its containers too, and remove what killed processes leave outside the run directory.
+"""End the remaining processes and containers of a run, and remove what killed ones leave outside the run directory.
 
-Only what provably belongs to the run is removed: a name that DeepSpeed derives from the run's own rendezvous, or a file
-or socket folder that a process of the run held when it was killed, under a name that a library makes up for itself.
+Only what provably belongs to the run is removed: a name that DeepSpeed derives from the run's rendezvous, or a file
+or socket folder that a process of the run held open when it was killed, with a name that a library generates.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from trainkit.runner.supervisor.processes import (
 )
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  where shm_open() puts its files
-# torch's, Python's, NCCL's and DeepSpeed's own buffers: never a data set that a user staged there.
+# Buffers of torch, Python, NCCL and DeepSpeed: never a data set that a user staged there.
 OWN_NAMES = re.compile(r"torch_\d+_|psm_|wnsm_|sem\.mp-|mp-|nccl-|cuda\.shm\.|deepspeed_allreduce_buffer_")
 SOCKET_FOLDER = re.compile(r"pymp-\w+")
-ENGINE_SECONDS = 30.0  # a daemon that hangs must not hold the run
-# What an engine says of a container that has gone by itself (docker container rm).
+ENGINE_SECONDS = 30.0  # a hanging daemon must not block the run
+# What an engine prints about a container that no longer exists (docker container rm).
 GONE = ("no such container", "already in progress")
 
 
 def kill_descendants(groups: Iterable[int] = (), spare: Collection[int] = ()) -> tuple[tuple[int, ...], set[str]]:
     """KILL everything below this process.
 
-    groups: process groups to kill where the system does not say which process descends from which. spare: descendants
-    that do not belong to the run. Returns the processes that even KILL did not end, and what the killed ones held.
+    groups: process groups to kill where the system does not report which process descends from which. spare:
+    descendants that do not belong to the run. Returns the processes that survived KILL, and the paths that the killed
+    ones held.
     """
     held = set[str]()
     for group in groups if not LINUX else ():
@@ -55,9 +56,9 @@ def kill_descendants(groups: Iterable[int] = (), spare: Collection[int] = ()) ->
 
 
 def kill_group(group: int) -> None:
-    """KILL what is left of a process group, and remove what it held outside the run directory.
+    """KILL the rest of a process group, and remove what it held outside the run directory.
 
-    Its first process is a zombie that nobody has waited for, or the number may be that of another group by now.
+    Its first process must be a zombie that has not been reaped: otherwise the number may already mean another group.
     """
     held = set[str]()
 
@@ -78,9 +79,9 @@ def kill_group(group: int) -> None:
 def end_containers(
     argv: Sequence[str], environ: Mapping[str, str], meanwhile: Callable[[], object] = lambda: None
 ) -> str:
-    """Run the engine's command that ends a run's containers; what went wrong, empty where nothing is left.
+    """Run the engine's command that ends a run's containers; the error, empty if none is left.
 
-    meanwhile: called again and again, for an engine may be slower than the patience of other nodes.
+    meanwhile: called repeatedly, because an engine may take longer than other nodes wait for a heartbeat.
     """
     if not argv:
         return ""
@@ -118,7 +119,7 @@ def end_containers(
 
 
 def _exit_of(pid: int) -> int | None:
-    with contextlib.suppress(ChildProcessError):  # reaped elsewhere, and its code with it
+    with contextlib.suppress(ChildProcessError):  # reaped elsewhere, so the code is lost
         found, status = os.waitpid(pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if found else None
     return 0
@@ -131,21 +132,21 @@ def end_run_containers(
     say: Callable[[str], object],
     meanwhile: Callable[[], object],
 ) -> set[str]:
-    """End a run's containers, if it has any; what its ranks held outside the run directory.
+    """End a run's containers, if it has any; returns what its ranks held outside the run directory.
 
-    wrappers: pids of the ranks' wrappers that run: in a container they may be children of the engine's daemon.
+    wrappers: pids of the ranks' running wrappers: in a container they may be children of the engine's daemon.
     """
     if not spec.container:
         return set()
     wrappers = [*wrappers]
     held = held_by([*wrappers, *descendants(*wrappers)])
     if wrong := end_containers(spec.end, environ, meanwhile):
-        say(f"warning: a container may be left: {wrong}")
+        say(f"warning: a container may still exist: {wrong}")
     return held
 
 
 def remove_leftovers(records: Iterable[RankRecord], held: Iterable[str]) -> None:
-    """Remove what ranks leave in shared memory under the run's own names, and what killed processes held."""
+    """Remove the shared memory that ranks leave under the run's own names, and what killed processes held."""
     buffers = (path for each in records if each.rendezvous for path in deepspeed_buffers(each.rendezvous, [each.rank]))
     remove({*held, *buffers})
 
@@ -160,16 +161,16 @@ def held_by(pids: Iterable[int]) -> set[str]:
     sockets = dict(_socket_folders())
     found = set[str]()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it ended meanwhile, and cleaned up itself or not at all
+        with contextlib.suppress(OSError):  # it has just ended, with or without its own clean-up
             found |= _mapped(pid)
             for name in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError, KeyError):  # closed meanwhile, or none of these sockets
+                with contextlib.suppress(OSError, KeyError):  # just closed, or not one of these sockets
                     found.add(sockets[os.readlink(f"/proc/{pid}/fd/{name}")])
     return found
 
 
 def remove(paths: Iterable[str]) -> list[str]:
-    """Remove those that are there, are ours, and that no process maps any more; the ones removed."""
+    """Remove those that exist, are ours, and are mapped by no process; returns the removed ones."""
     candidates = set[str]()
     for path in paths:
         with contextlib.suppress(OSError):

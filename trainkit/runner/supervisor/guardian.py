@@ -1,4 +1,4 @@
-"""The guardian: a process beside trainkit that runs one attempt and ends all of it, even when trainkit is killed."""
+"""The guardian: a process beside trainkit that runs one attempt and ends all of it, even if trainkit is killed."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from trainkit.runner.watch.timing import Limits, save_paces
 from trainkit.runner.watch.watch import Watch
 
 LOOK_SECONDS = 1.0
-MARGIN_SECONDS = 5.0  # beyond the grace time, for wrappers to notice and to end
+MARGIN_SECONDS = 5.0  # beyond the grace time: for wrappers to notice, and to end
 
 
 def watch(target: int, watchers: Iterable[int], grace: float) -> int:
-    """Start a process that kills a target, with all below it, when no watcher is left; its pid, 0 without /proc.
+    """Start a process that kills a target and its descendants when no watcher is left; its pid, 0 without /proc.
 
-    When trainkit and its guardian are killed together, wrappers of ranks notice it and end the ranks within the grace
-    time. Before there are ranks nobody else could end the launcher. This process ends with its target.
+    If trainkit and its guardian are killed together, the ranks' wrappers notice it and end the ranks within the grace
+    time. Before there are ranks, only this process can end the launcher. It ends with its target.
     """
     known, others = ProcessId.of(target), [found for pid in watchers if (found := ProcessId.of(pid))]
     if not LINUX or known is None:
@@ -63,13 +63,14 @@ def watch(target: int, watchers: Iterable[int], grace: float) -> int:
     if pid == 0:
         try:
             signal.set_wakeup_fd(-1)
-            # Held open here, trainkit and other nodes would not see that the guardian is gone, and locks would stay.
+            # If these stayed open here, trainkit and other nodes would not see the guardian's end, and its locks would
+            # stay.
             for fd in map(int, os.listdir("/proc/self/fd")):
                 with contextlib.suppress(OSError):
                     os.close(fd)
             while known.runs and any(each.runs for each in others):
                 time.sleep(LOOK_SECONDS)
-            # A wrapper may be ending what its program has left: killed meanwhile, it would leave that to nobody.
+            # A wrapper may still be ending its program's processes: killed before that, it would leave them running.
             until = time.monotonic() + grace + MARGIN_SECONDS
             while known.runs and time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
@@ -80,23 +81,23 @@ def watch(target: int, watchers: Iterable[int], grace: float) -> int:
     return pid
 
 
-STUCK_SECONDS = 5.0  # beyond the grace time, for a launcher that does not notice a dead rank
-RESTART_SECONDS = 120.0  # the same where the launcher may be restarting the ranks
+STUCK_SECONDS = 5.0  # beyond the grace time: for a launcher that does not notice a dead rank
+RESTART_SECONDS = 120.0  # the same if the launcher may be restarting the ranks
 IDLE_SECONDS = 2.0  # for a launcher that does not notice that all of its ranks are gone
-SETTLE_SECONDS = 0.5  # for helpers of a program (trackers, writers) that are just ending by themselves
-REST_SECONDS = 3.0  # between TERM and KILL for processes that are not ranks, at most the grace time
+SETTLE_SECONDS = 0.5  # for a program's helpers (trackers, writers) that are just ending by themselves
+REST_SECONDS = 3.0  # between TERM and KILL for processes other than ranks; at most the grace time
 
 
 class Action(Enum):
-    TERM_RANKS = auto()  # those that have not had it yet: a launcher may still be starting some
-    TERM_ALL = auto()  # the whole tree: no rank has registered yet
+    TERM_RANKS = auto()  # to ranks without one so far: a launcher may still be starting some
+    TERM_ALL = auto()  # to the whole tree: no rank has registered yet
     TERM_LAUNCHER = auto()
-    TERM_REST = auto()  # what the launcher left behind
+    TERM_REST = auto()  # processes that the launcher left behind
     KILL = auto()  # everything
 
 
 class Termination:
-    """From the order to stop until nothing is left."""
+    """From the order to stop until no process is left."""
 
     def __init__(self, grace: float, *, may_restart: bool) -> None:
         self.stop: Stop | None = None
@@ -110,19 +111,19 @@ class Termination:
     def order(self, why: str, number: int | None = None, failure: str = "trainkit", blamed: str = "") -> None:
         """End the run; the first order counts.
 
-        number: of the signal that trainkit received. failure, blamed: as in Verdict.
+        number: the signal that trainkit received. failure, blamed: as in Verdict.
         """
         if self.stop is None:
             self.stop = Stop(time.monotonic(), why, number, failure, blamed)
             self.kill_at = time.monotonic() + self._grace
 
     def is_stuck(self, failed_at: float | None) -> bool:
-        """Whether the launcher should have noticed by now that a rank failed. failed_at: of the monotonic clock."""
+        """Whether the launcher has had enough time to notice a failed rank. failed_at: by the monotonic clock."""
         patience = self._grace + (RESTART_SECONDS if self._may_restart else STUCK_SECONDS)
         return failed_at is not None and time.monotonic() - failed_at > patience
 
     def due(self, *, ranks_known: bool, ranks_alive: bool, launcher_runs: bool) -> list[Action]:
-        """What is to be done now. ranks_known: whether any rank has registered."""
+        """The actions that are due now. ranks_known: whether any rank has registered."""
         now = time.monotonic()
         if now >= self.kill_at:
             self.kill_at = float("inf")
@@ -137,17 +138,17 @@ class Termination:
         elif self._gone_since is None:
             self._gone_since = now
         idle = self._gone_since is not None and now - self._gone_since > IDLE_SECONDS
-        # At once to a launcher that would restart what is being ended; any other ends by itself with its ranks.
+        # TERM at once to a launcher that would restart the ranks; any other ends by itself with its ranks.
         if launcher_runs and (idle or self._may_restart):
             actions += self._once(Action.TERM_LAUNCHER)
         return actions
 
     def end_rest(self, *, ranks_alive: bool) -> list[Action]:
-        """The same for what is still there after the launcher: ranks have the full grace time, others a short one."""
+        """The actions for processes that outlive the launcher: ranks have the full grace time, others a short one."""
         now = time.monotonic()
         if ranks_alive or self._rest_since is None:
             self._rest_since = now
-        # What ends by itself within a moment needs no signal.
+        # A process that ends by itself within a moment needs no signal.
         actions = self._once(Action.TERM_REST) if now - self._rest_since > SETTLE_SECONDS else []
         if actions:
             self.kill_at = min(self.kill_at, now + min(self._grace, REST_SECONDS))
@@ -160,9 +161,9 @@ class Termination:
 
 
 IGNORED = ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU", "USR1", "USR2", "PIPE")
-QUICK, SLOW = 0.05, 0.2  # seconds between looks, before and after all ranks have registered
-SUMMARY_SECONDS = 60.0  # for the summary of a run whose trainkit was killed
-NOT_FOUND = -1  # in the place of the pid of a command that could not be started
+QUICK, SLOW = 0.05, 0.2  # seconds between polls, before and after all ranks have registered
+SUMMARY_SECONDS = 60.0  # for writing the summary of a run whose trainkit was killed
+NOT_FOUND = -1  # stands for the pid of a command that could not be started
 
 
 class Guardian:
@@ -185,8 +186,8 @@ class Guardian:
         self._introduced = False
         self._held: set[str] = set()
         self._survivors: tuple[int, ...] = ()
-        self._insisted = False  # whether everything is to be killed at once
-        self._state, self._ending = "starting", ""  # and why the run ends, as in status.json
+        self._killed_everything = False  # whether everything is to be killed at once
+        self._state, self._ending = "starting", ""  # why the run ends, as in status.json
         self._obey(orders)
 
     def run(self) -> Verdict:
@@ -197,8 +198,8 @@ class Guardian:
         failed = self._prepare()
         if failed is None and self._termination.stop is None:
             argv, group = self._spec.argv, self._spec.foreground_group
-            # A scheduler may send USR1 to every process of a job (scancel --signal). torchrun and the other launchers
-            # would die of it, with all ranks; ignored, it stays so through exec, and each rank's wrapper restores it.
+            # A scheduler may send USR1 to every process of a job (scancel --signal), which would kill torchrun and the
+            # other launchers with all ranks. Ignored, it stays so through exec, and each rank's wrapper restores it.
             ignore = (*self._spec.ignore, *PASSED_ON)
             self._launcher_pid = self._spawn(argv, (0, 1, 2), new_session=group is None, group=group, ignore=ignore)
             self._save("running")
@@ -243,7 +244,7 @@ class Guardian:
         )
 
     def _write_summary(self) -> None:
-        """What trainkit would have done at the end, had it not been killed; bounded, for nobody waits for it."""
+        """trainkit's task at the end, if it has been killed; bounded, because no process waits for it."""
         argv = (sys.executable, "-P", "-m", "trainkit.runner.report.summary", self._spec.run_dir)
         pid, give_up = self._spawn(argv, (0, 1, 2), new_session=True), time.monotonic() + SUMMARY_SECONDS
         while pid not in self._exits and time.monotonic() < give_up:
@@ -267,7 +268,7 @@ class Guardian:
                 nothing, run = os.open(os.devnull, os.O_RDONLY), run_of(self._spec.attempt_dir)
                 streams = [nothing, *(open_regular(f"{log}.{name}", flags, below=run) for name in ("out", "err"))]
                 try:
-                    # The child holds the lock too, which stays locked while it lives, even without the guardian.
+                    # The child inherits the lock, which stays locked while it runs, even without the guardian.
                     pid = self._spawn(argv, streams, new_session=True, ignore=PASSED_ON, inherit=(lock,))
                 finally:
                     for fd in streams:
@@ -292,7 +293,7 @@ class Guardian:
         guard = watch(pid, watchers, self._spec.grace) if pid not in self._exits else 0
         while pid not in self._exits:
             self._ranks.poll()
-            # On several nodes the global rank of this one's first rank is known only when that has registered.
+            # On several nodes the global number of this node's first rank is known only once it has registered.
             first = next((r.rank for r in self._ranks.records.values() if r.local_rank == 0), None)
             if first is not None and not self._introduced and self._spec.nodes > 1:
                 self._introduced = True
@@ -309,7 +310,7 @@ class Guardian:
         return self._exits[pid]
 
     def _watch_over(self) -> None:
-        """Whether the run moves, what is said of that, and its end where the plan ends it for a hang."""
+        """Let the hang watch look at the ranks: print what it says, and end the run if it orders that."""
         before = self._watch.line
         launcher = 0 if self._launcher_pid in self._exits else self._launcher_pid
         self._watch.turn(self._ranks.records, self._ranks.alive(), self._exits, launcher)
@@ -325,7 +326,7 @@ class Guardian:
         return spawn(argv, os.environ, streams, new_session=True)
 
     def _wait(self, seconds: float) -> None:
-        """Until something happens: a message, an ended child, a rank that is gone, or the time to KILL."""
+        """Wait until something happens: a message, an ended child, a rank that is gone, or the time to KILL."""
         until_kill = self._termination.kill_at - time.monotonic()
         for key, _ in self._selector.select(max(0.0, min(seconds, until_kill))):
             if key.data == "child":
@@ -341,16 +342,16 @@ class Guardian:
                 self._control.alone = True
                 self._termination.order(TRAINKIT_KILLED)
         self._hear_nodes()
-        self._exits |= reap()  # also children that were orphaned to this subreaper
+        self._exits |= reap()  # with orphans that became children of this subreaper
 
     def _wait_for_others(self, seconds: float) -> None:
-        """The same at the end, while they may still ask what has become of the ranks here."""
+        """Wait at the end, while other nodes may still ask how the ranks here ended."""
         self._wait(seconds)
         if self._spec.node:
             self._watch.turn(self._ranks.records, (), self._exits)
 
     def _hear_nodes(self) -> None:
-        """What the other nodes say, and what they are to know of this one."""
+        """Handle the messages of the other nodes, and send them the state of this one."""
         self._control.turn()
         for said in self._control.said:
             self._trainkit.say(said)
@@ -360,8 +361,8 @@ class Guardian:
         self._control.passed_on.clear()
         if self._control.order:
             self._termination.order(self._control.order)
-        if self._control.insists and not self._insisted:
-            self._insisted, self._termination.kill_at = True, 0.0
+        if self._control.kills_everything and not self._killed_everything:
+            self._killed_everything, self._termination.kill_at = True, 0.0
         stop = self._termination.stop
         if stop is not None and not self._ending:
             self._ending = stop.why
@@ -369,11 +370,12 @@ class Guardian:
         failed = first_failure(list(self._ranks.records.values()), self._ranks.vanished)
         if stop is not None and stop.why != self._control.order:
             self._control.ending(stop.why)
-        elif failed is not None and not self._spec.max_restarts:  # else the launchers restart the ranks of all nodes
+        # otherwise the launchers restart the ranks of all nodes
+        elif failed is not None and not self._spec.max_restarts:
             self._control.ending(f"rank {failed[1]} failed")
 
     def _is_consequence(self, verdict: Verdict) -> bool:
-        """Whether another node's end is the reason for this one's: it ordered it, or a rank here has lost a peer."""
+        """Whether another node caused this node's end: by an order, or because a rank here has lost a peer."""
         stop = self._termination.stop
         if self._control.order and verdict.failure == "trainkit" and (stop is None or stop.why == self._control.order):
             return True
@@ -386,13 +388,13 @@ class Guardian:
                 self._termination.order(order["why"], order["signal"], order["failure"])
             elif order["do"] == "kill":
                 self._termination.kill_at = 0.0
-                self._control.insist()
+                self._control.kill_everything()
             elif order["do"] == "signal":
                 self._ranks.signal(order["signal"])
                 self._control.pass_on(order["signal"])
 
     def _end_if_ordered(self) -> None:
-        # Only while it runs; later its number may be another process's.
+        # Only while it runs: later its number may belong to another process.
         launcher = [self._launcher_pid] if self._launcher_pid and self._launcher_pid not in self._exits else []
         known, alive = bool(self._ranks.records), bool(self._ranks.alive())
         for action in self._termination.due(ranks_known=known, ranks_alive=alive, launcher_runs=bool(launcher)):
@@ -406,7 +408,7 @@ class Guardian:
             send_signal(launcher, signal.SIGTERM)
         elif action is not Action.KILL:
             left = descendants(os.getpid())
-            self._held |= cleanup.held_by(left)  # what ends by TERM may leave as much as what is killed
+            self._held |= cleanup.held_by(left)  # a process that ends by TERM may leave as much behind as a killed one
             send_signal({*left, *launcher}, signal.SIGTERM)
         else:
             groups = [self._launcher_pid, *self._ranks.programs()]
@@ -416,12 +418,12 @@ class Guardian:
             self._survivors, held = cleanup.kill_descendants(groups)
             self._held |= held
             self._exits |= reap()
-            for pid in (self._launcher_pid, *self._survivors):  # what even KILL does not end is not waited for
+            for pid in (self._launcher_pid, *self._survivors):  # processes that survive KILL are not waited for
                 self._exits.setdefault(pid, -signal.SIGKILL)
 
     def _end_rest(self) -> None:
-        """End what is still there after the launcher."""
-        in_container = bool(self._spec.container)  # what runs in a container need not descend from here
+        """End the processes that outlive the launcher."""
+        in_container = bool(self._spec.container)  # processes in a container need not descend from this one
         while (descendants(os.getpid()) or (in_container and self._ranks.alive())) and not self._survivors:
             self._ranks.poll()
             alive = bool(self._ranks.alive())
@@ -446,10 +448,10 @@ class Guardian:
 
 def main(fd: int) -> NoReturn:
     """Entry point: the socket's descriptor; the environment is the ranks', standard streams are the launcher's."""
-    for name in IGNORED:  # a terminal's signals are trainkit's
+    for name in IGNORED:  # a terminal's signals go to trainkit
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
     become_subreaper()
-    # Held open by a launcher, the socket would not tell trainkit that its guardian is gone.
+    # If a launcher held the socket open, trainkit would not see its guardian's end.
     os.set_inheritable(fd, False)
     trainkit = Channel(socket.socket(fileno=fd))
     messages: list[dict[str, Any]] = []
@@ -462,6 +464,7 @@ def main(fd: int) -> NoReturn:
         Guardian(Spec(**messages[0]), trainkit, messages[1:]).run()
     except BaseException:
         cleanup.end_containers(messages[0].get("end", ()), os.environ)
-        cleanup.kill_descendants()  # not even a bug here may leave anything; its traceback is in the launcher's log
+        # even a bug here must leave no process behind; its traceback is in the launcher's log
+        cleanup.kill_descendants()
         raise
     os._exit(0)

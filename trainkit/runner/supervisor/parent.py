@@ -1,4 +1,4 @@
-"""trainkit's side of a run: start the guardian, pass signals and output on, and finish its work should it be killed."""
+"""trainkit's side of a run: start the guardian, pass signals and output on, and finish its work if it is killed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from trainkit.runner.supervisor.processes import (
 from trainkit.runner.supervisor.registered_ranks import RegisteredRanks
 
 TURN_SECONDS = 0.1
-STALLED_SECONDS = 2.0  # after a stop, for a reader that does not take the output
-# No site, no user folders, nothing from the working folder: the guardian needs the standard library and this package.
+STALLED_SECONDS = 2.0  # after a stop: for a reader that does not take the output
+# No site packages, no user folders, no working folder: the guardian needs the standard library and this package only.
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from trainkit.runner.supervisor.guardian import main; main(int(sys.argv[2]))"
@@ -48,7 +48,7 @@ BOOT = (
 
 
 class Supervisor:
-    """One attempt, seen from trainkit on one node. environment: of the launcher and the ranks."""
+    """trainkit's side of one attempt on one node. environment: of the launcher and the ranks."""
 
     def __init__(
         self,
@@ -61,26 +61,27 @@ class Supervisor:
     ) -> None:
         self._spec, self._environment, self._attempt = spec, environment, attempt
         self._relay, self._console = relay, console
-        # Descriptors that the guardian keeps too: the run counts as running, and has its GPUs, while either lives; and
-        # the connections to the other nodes, which are the guardian's while it lives, and then ours.
+        # Descriptors that the guardian inherits: the run counts as running, and keeps its GPUs, while either process
+        # lives; and the connections to the other nodes, which the guardian uses while it lives, and then we do.
         self._kept = kept
-        # A socket, for its end is seen on the other side however a process ends, by KILL too.
+        # A socket shows its end on the other side however a process ends, even by KILL.
         near, self._far = socket.socketpair()
         self._guardian = Channel(near)
         self._selector = selectors.DefaultSelector()
         self._verdict: Verdict | None = None
-        self._terminal: int | None = None  # our side of the rank's pseudo-terminal
-        self._connected = False  # to the guardian, which has its spec
+        self._terminal: int | None = None  # our end of the rank's pseudo-terminal
+        self._connected = False  # to the guardian, once it has its spec
         self._stopped_by: int | None = None
         self._insists = False  # a second Ctrl-C
         self._announced = False
         self._guardian_pid = 0
-        self._looked = self._goes_on = time.monotonic()  # when the guardian was looked at, and was not stopped
+        self._looked = self._goes_on = time.monotonic()  # when the guardian was last seen not to be stopped
         self._given_up = False
 
     def run(self, on_start: Callable[[], None]) -> Verdict:
         """Start, follow to the end, and return the verdict. on_start is called once the guardian runs."""
-        # If the guardian is killed, its children become ours; those that we have already do not belong to the run.
+        # If the guardian is killed, its children become ours; the children that we already have do not belong to the
+        # run.
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
         with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._on_signal):
@@ -92,7 +93,7 @@ class Supervisor:
             if self._verdict is None:
                 self._verdict = self._finish_for_guardian(code, others)
             for _, _, line in self._spec.neighbours:
-                with contextlib.suppress(OSError):  # closed with the node that was lost
+                with contextlib.suppress(OSError):  # already closed, with a lost node
                     os.close(line)
             if self._terminal is not None:
                 while self._relay.pass_on(self._terminal):
@@ -127,7 +128,7 @@ class Supervisor:
         self._selector.register(self._guardian, selectors.EVENT_READ, "guardian")
         self._guardian.send(self._spec._asdict())
         self._connected = True
-        if self._stopped_by is not None:  # it came before there was a guardian to ask
+        if self._stopped_by is not None:  # it came before the guardian was started
             number, self._stopped_by = self._stopped_by, None
             self._on_signal(number)
         return pid
@@ -136,7 +137,7 @@ class Supervisor:
         """A pseudo-terminal for the one foreground rank, so that it sees a terminal and trainkit sees its output."""
         names: Mapping[Stream, int] = {"out": 1, "err": 2}
         shown = [name for name, fd in names.items() if self._spec.keeps_stdin and os.isatty(fd)]
-        # On several nodes the guardian says which rank is this one's main rank.
+        # On several nodes the guardian reports which rank is this node's main rank.
         if self._spec.nodes == 1 and len(shown) < len(names):
             self._relay.follow_logs(0, [name for name in names if name not in shown])
         if not shown:
@@ -144,7 +145,7 @@ class Supervisor:
         import tty
 
         self._terminal, slave = os.openpty()
-        # Raw: the real terminal edits lines and makes signals; twice would be wrong.
+        # Raw: the real terminal already edits lines and generates signals.
         tty.setraw(slave)
         self._resize()
         os.set_blocking(self._terminal, False)
@@ -156,7 +157,7 @@ class Supervisor:
             copy_window_size(1 if os.isatty(1) else 2, self._terminal)
 
     def _on_signal(self, number: int, _frame: FrameType | None = None) -> None:
-        """The handler. Sending from here, not from the loop, works while the loop is blocked in a write."""
+        """The signal handler. It sends the order itself, because the loop may be blocked in a write."""
         if number in PASSED_ON:
             self._order({"do": "signal", "signal": number})
         elif number == signal.SIGWINCH:
@@ -185,8 +186,8 @@ class Supervisor:
                 for event in events:
                     self._on_event(event)
         if self._stopped_by is not None and not self._announced and (not self._spec.node or os.isatty(2)):
-            self._announced = True  # by node 0 for all, or where a person has typed Ctrl-C
-            how = f"ranks get TERM, and KILL after {self._spec.grace:g} s (Ctrl-C once more kills at once)"
+            self._announced = True  # printed by node 0 for all nodes, or where a user pressed Ctrl-C
+            how = f"ranks get TERM, then KILL after {self._spec.grace:g} s (a second Ctrl-C kills at once)"
             self._console.say(f"{signal_name(self._stopped_by)}: ending the run; {how}")
         elif self._insists:
             self._insists = False
@@ -196,11 +197,11 @@ class Supervisor:
         self._relay.turn()
 
     def _give_up_stopped(self) -> None:
-        """KILL a guardian that was stopped for so long that other nodes have given this one up: it ends nothing."""
+        """KILL a guardian that was stopped for so long that other nodes have given this one up: it can end nothing."""
         now = time.monotonic()
         if now - self._looked < BEAT_SECONDS:
             return
-        if now - self._looked > 2 * BEAT_SECONDS or not is_stopped(self._guardian_pid):  # or we were, too
+        if now - self._looked > 2 * BEAT_SECONDS or not is_stopped(self._guardian_pid):  # or we were stopped too
             self._goes_on = now
         self._looked = now
         if now - self._goes_on > LOST_SECONDS:
@@ -219,10 +220,13 @@ class Supervisor:
             self._console.say(f"{event['title']} …  (log: {self._attempt.preparation_log})")
             self._relay.follow_preparation()
         elif kind == "waiting":
-            self._console.say(f"{event['title']}: another run is at it; waiting for {event['lock']}")
+            self._console.say(f"{event['title']}: another run is doing this; waiting for {event['lock']}")
 
     def _finish_for_guardian(self, code: int, others: frozenset[int]) -> Verdict:
-        """The guardian is gone; as subreaper trainkit has inherited its children. End them in the same order."""
+        """Take over after the guardian's death: as subreaper trainkit has inherited its children.
+
+        End them in the same order.
+        """
         if code < 0:
             how = f"stopped for {LOST_SECONDS:.0f} s" if self._given_up else "killed"
             why = f"trainkit's guardian process was {how} from outside"
@@ -243,7 +247,7 @@ class Supervisor:
                 self._console.say(said)
             control.said.clear()
 
-        # Descendants of this process by now: the guardian's children were handed on to it.
+        # The guardian's children have become descendants of this process.
         ranks = RegisteredRanks(self._spec.attempt_dir, line, self._spec.node, self._spec.ranks, self._spec.nodes)
         ranks.poll()
         deadline = time.monotonic() + self._spec.grace

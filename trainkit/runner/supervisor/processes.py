@@ -1,4 +1,4 @@
-"""Processes and signals: start a program, find what runs below it, prove which process a number means, end a tree."""
+"""Processes and signals: start a program, find its descendants, prove which process a pid means, end a process tree."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainkit.decode import Between, Like
 
 LINUX = sys.platform == "linux"
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# For the ranks only (a checkpoint request): a launcher that does not know them would die of them.
+# For the ranks only (a checkpoint request): a launcher without a handler would be killed by them.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-TRACKER_SECONDS = 3.0  # multiprocessing's resource tracker cleans up when its users are gone, and then ends
-STUBBORN_SECONDS = 10.0  # a process in uninterruptible sleep outlives KILL, however long one waits
+TRACKER_SECONDS = 3.0  # multiprocessing's resource tracker cleans up once its users are gone, and then ends
+STUBBORN_SECONDS = 10.0  # a process in uninterruptible sleep survives KILL for as long as it sleeps
 PAUSE = 0.02
 
 
@@ -38,13 +38,13 @@ def spawn(
     inherit: Sequence[int] = (),
     open_files: int = 0,
 ) -> int:
-    """The pid of the started program. Raises the OSError that exec met in the child (not found, not executable).
+    """Start a program; its pid. Raises the OSError of exec in the child (not found, not executable).
 
-    streams: descriptors that become 0, 1 and 2. group: the process group to join, 0 for its own. inherit: more
-    descriptors to keep. ignore: signals that stay ignored; all others start with their default action. open_files: the
-    soft limit of these, 0 for the one of this process.
+    streams: descriptors that become 0, 1 and 2. group: the process group to join, 0 for a new one. inherit: more
+    descriptors to keep. ignore: signals that stay ignored; all others get their default action. open_files: the soft
+    limit of open files, 0 for this process's own.
     """
-    # Not subprocess.Popen: its import costs half the start-up of a rank's wrapper.
+    # Not subprocess.Popen: its import takes half of a wrapper's start-up time.
     parent = os.getpid()
     reader, writer = os.pipe()
     pid = os.fork()
@@ -56,20 +56,20 @@ def spawn(
                 os.setpgid(0, group)
             if dies_with_parent:
                 die_with_parent()
-                if os.getppid() != parent:  # it ended before the request was in place
+                if os.getppid() != parent:  # the parent ended before the request took effect
                     os._exit(128 + signal.SIGKILL)
-            # Copies above 2 first: a source may itself be 0, 1 or 2.
+            # Duplicate above 2 first: a source may itself be 0, 1 or 2.
             for target, copy in enumerate([os.dup(fd) for fd in streams]):
                 os.dup2(copy, target)
             for fd in inherit:
                 os.set_inheritable(fd, True)
             if open_files:
-                import resource  # no other process needs it
+                import resource  # needed by no other process
 
                 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             signal.set_wakeup_fd(-1)
             for number in signal.valid_signals():
-                with contextlib.suppress(OSError, ValueError):  # KILL and STOP take no action but their own
+                with contextlib.suppress(OSError, ValueError):  # the actions of KILL and STOP cannot be changed
                     signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.execvpe(argv[0], list(argv), dict(environment))
@@ -79,7 +79,7 @@ def spawn(
             os._exit(127)
     os.close(writer)
     with os.fdopen(reader, "rb") as report:
-        if not (failure := report.read()):  # exec closed the pipe
+        if not (failure := report.read()):  # exec closed the pipe: the program runs
             return pid
     os.waitpid(pid, 0)
     raise OSError(int(failure), os.strerror(int(failure)), argv[0])
@@ -91,7 +91,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent (the thread that forked) ends. Survives exec (prctl(2))."""
+    """Have the kernel kill this process when its parent (the thread that forked) ends. Survives exec (prctl(2))."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -103,7 +103,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where it is gone or the system has no pidfds."""
+    """A descriptor that becomes readable when the process ends; None if it is gone or the system has no pidfds."""
     with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(pid)
     return None
@@ -118,10 +118,11 @@ def end_tree(
     before_kill: Callable[[Collection[int]], object] = lambda _: None,
     patience: float = STUBBORN_SECONDS,
 ) -> tuple[int, ...]:
-    """End processes: ask them, give them the grace time, then KILL until only zombies are left.
+    """End processes: ask them, wait for the grace time, then KILL until only zombies are left.
 
-    members: pids of those that still run, asked again and again, for a process may fork before it is killed. ask: how
-    they are told to end. patience: seconds between the first KILL and giving up; returns what even KILL did not end.
+    members: returns the pids that still run; called repeatedly, because a process may fork before it is killed. ask:
+    how they are asked to end. patience: seconds from the first KILL to giving up. Returns the processes that survived
+    KILL.
     """
     ask()
     until = time.monotonic() + grace
@@ -137,7 +138,7 @@ def end_tree(
 
 
 def tree_of(root: ProcessId) -> Callable[[], list[int]]:
-    """The members of a process tree, for `end_tree`: also those that were seen below the root and outlive it."""
+    """The members of a process tree, for `end_tree`, with those that were once seen below the root and outlive it."""
     known = {root}
 
     def members() -> list[int]:
@@ -149,25 +150,25 @@ def tree_of(root: ProcessId) -> Callable[[], list[int]]:
 
 
 def _is_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's resource tracker, or may be: in the midst of exec() a process has no words."""
+    """Whether it is, or may be, multiprocessing's resource tracker: during exec() a process has no command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read()
             return not words or b"multiprocessing.resource_tracker" in words
-    except OSError:  # it is gone
+    except OSError:  # the process is gone
         return False
 
 
 def send_signal(pids: Collection[int], number: int) -> None:
-    """A signal to each that still runs."""
+    """Send a signal to each process that still runs."""
     for pid in pids:
-        if pid > 1:  # kill() reads 0 and below as groups, -1 as every process
+        if pid > 1:  # kill() takes 0 and below for groups, and -1 for every process
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
 
 def reap() -> dict[int, int]:
-    """Collect all children that have ended; exit codes (minus the signal) by pid."""
+    """Reap all children that have ended; their exit codes (minus the signal) by pid."""
     exits = dict[int, int]()
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -176,9 +177,9 @@ def reap() -> dict[int, int]:
 
 
 def descendants(*ancestors: int) -> list[int]:
-    """Every living process below these, parents before children, without zombies. Empty where there is no /proc."""
+    """Every living process below these, parents before children, without zombies. Empty without /proc."""
     children: dict[int, list[tuple[int, str]]] = {}
-    # All of /proc is read: the `children` files are documented to be unreliable while processes come and go.
+    # All of /proc is read: the `children` files are documented as unreliable while processes start and end.
     for name in os.listdir("/proc") if LINUX else ():
         if name.isdigit() and (found := _parent_and_state(int(name))) is not None:
             children.setdefault(found[0], []).append((int(name), found[1]))
@@ -214,20 +215,20 @@ def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return isinstance(error, PermissionError)  # another user's
+        return isinstance(error, PermissionError)  # another user's process
     return True
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether STOP, or a debugger, holds the process up."""
+    """Whether the process is stopped by STOP or by a debugger."""
     return LINUX and (_parent_and_state(pid) or (0, ""))[1] in ("T", "t")
 
 
 def stat_fields(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on (proc(5)); None when the process is gone, or there is no /proc."""
+    """The fields of /proc/PID/stat from the state on (proc(5)); None if the process is gone or there is no /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()  # the name before may hold spaces and parentheses
+            return file.read().rpartition(b")")[2].split()  # the name before it may contain spaces and parentheses
     except OSError:
         return None
 
@@ -241,7 +242,7 @@ Pid = Annotated[int, Between(1, 1 << 22)]  # PID_MAX_LIMIT of Linux; smaller els
 
 
 class ProcessId(NamedTuple):
-    """Which process a number meant: numbers are given again, a start time within one boot of the machine is not.
+    """A process, identified beyond its number: pids are reused, a start time within one boot of the machine is not.
 
     started: in the system's own units, as :func:`started`; boot: as :func:`boot_id`.
     """
@@ -257,7 +258,7 @@ class ProcessId(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether this very process runs, on this machine and since its last boot; a zombie does not."""
+        """Whether exactly this process runs, on this machine since its last boot; a zombie does not."""
         if not LINUX:
             return is_alive(self.pid) and started(self.pid) == self.started
         fields = stat_fields(self.pid)
@@ -267,7 +268,7 @@ class ProcessId(NamedTuple):
 
 
 def started(pid: int) -> str:
-    """When a process has started: clock ticks since the boot on Linux, else as ps shows it; empty when it is gone."""
+    """When a process started: clock ticks since boot on Linux, else as ps prints it; empty if it is gone."""
     if LINUX:
         fields = stat_fields(pid)
         return fields[19].decode() if fields is not None else ""
@@ -275,7 +276,7 @@ def started(pid: int) -> str:
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """The arguments of a process; none when it is gone. Without /proc an argument with spaces is several."""
+    """The arguments of a process; none if it is gone. Without /proc an argument with spaces counts as several."""
     if LINUX:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
             return tuple(os.fsdecode(file.read()).rstrip("\0").split("\0"))
@@ -284,14 +285,14 @@ def command_line(pid: int) -> tuple[str, ...]:
 
 
 def module_of(words: Sequence[str]) -> str:
-    """What Python runs by its command line: the module of `-m`, or the name of the script; empty for all else."""
+    """What a Python command line runs: the module of `-m`, or the name of the script; empty for anything else."""
     if LINUX and not re.search("python|pypy", os.path.basename("".join(words[:1]))):
         return ""
     rest = iter(words[1:])
     for word in rest:
         if not word.startswith("-"):
             name = os.path.basename(word)
-            if LINUX or name == "trainkit":  # elsewhere it may be the rest of a path with a space
+            if LINUX or name == "trainkit":  # without /proc it may be the rest of a path with a space
                 return name
         elif found := re.match(r"-[a-zA-Z]*?([cmXW])(.*)", word, re.DOTALL):
             value = found[2] or next(rest, "")
@@ -303,7 +304,7 @@ def module_of(words: Sequence[str]) -> str:
 
 
 def _ps(pid: int, column: str) -> str:
-    import subprocess  # where there is no /proc
+    import subprocess  # without /proc
 
     argv = ("ps", "-ww", "-o", f"{column}=", "-p", str(pid))
     return subprocess.run(argv, capture_output=True, text=True, errors="surrogateescape", check=False).stdout.strip()
@@ -311,7 +312,7 @@ def _ps(pid: int, column: str) -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Of the machine since it has booted; empty where the system has none."""
+    """The id of the machine's current boot; empty if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -327,11 +328,11 @@ def owner_of(pid: int) -> int | None:
 
 
 def signal_holder(process: ProcessId, lock: str, run_dir: str, number: int) -> bool:
-    """A signal to the trainkit of a run; False where the process is not that one, or has ended.
+    """Send a signal to the trainkit of a run; False if the process is not that one, or has ended.
 
-    A pid from a file is proved first: it is the same process, it is this user's own (or anybody's, for root), it runs
-    trainkit (`python -m trainkit`, or the console script), and it has the run's lock open or the run directory among
-    its arguments.
+    A pid from a file is proved first: it is the same process, it belongs to this user (or to any user, for root), it
+    runs trainkit (`python -m trainkit`, or the console script), and it has the run's lock open or the run directory
+    among its arguments.
     """
     pidfd = open_pidfd(process.pid)
     try:
@@ -343,7 +344,7 @@ def signal_holder(process: ProcessId, lock: str, run_dir: str, number: int) -> b
         if run_dir not in words and not _has_open(process.pid, lock):
             return False
         if pidfd is not None:
-            signal.pidfd_send_signal(pidfd, number)  # the one that was looked at, whatever has its number by now
+            signal.pidfd_send_signal(pidfd, number)  # the process that was checked, even if its number has been reused
         else:
             os.kill(process.pid, number)
     except ProcessLookupError:
@@ -355,20 +356,20 @@ def signal_holder(process: ProcessId, lock: str, run_dir: str, number: int) -> b
 
 
 def _has_open(pid: int, path: str) -> bool:
-    """Whether a process has a file open; True where the system does not say."""
+    """Whether a process has a file open; True if the system cannot tell."""
     if not LINUX:
         return True
     with contextlib.suppress(OSError):
         wanted = os.stat(path, follow_symlinks=False)
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # just closed
                 if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
                     return True
     return False
 
 
 def memory_kills(counters: str = "/proc/vmstat") -> int:
-    """How many processes of this machine the kernel has killed because memory, or that of a cgroup, ran out."""
+    """How many processes the kernel of this machine has killed because memory, or a cgroup's memory, ran out."""
     try:
         with open(counters, encoding="ascii") as file:  # oom_kill, since Linux 4.13
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -378,8 +379,8 @@ def memory_kills(counters: str = "/proc/vmstat") -> int:
 
 def exit_of_child(pid: int) -> int | None:
     """Exit code of a child that has ended (minus the signal that killed it), None while it runs."""
-    # The zombie stays where the system allows (not on macOS before Python 3.13): until it is reaped, its pid and its
-    # group's id are not given to another process.
+    # The zombie stays if the system allows (not on macOS before Python 3.13): until it is reaped, its pid and its
+    # group's id are not reused.
     if hasattr(os, "waitid"):
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
@@ -393,38 +394,38 @@ def signal_name(number: int) -> str:
     """``SIGTERM`` rather than 15."""
     try:
         return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name
+    except ValueError:  # a real-time signal has no name
         return f"signal {number}"
 
 
-_OWN_REASON: list[str] = []  # why this process has sent TERM to itself
+_OWN_REASON: list[str] = []  # why this process sent TERM to itself
 
 
 def end_self(why: str) -> None:
-    """End this process in order, by TERM: the process that submitted the run is gone."""
+    """End this process in an orderly way, by TERM, because the process that submitted the run is gone."""
     _OWN_REASON.append(why)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def reason_of_signal(number: int) -> tuple[str, str]:
-    """Why trainkit ends when it has received a signal, and whose failure that is, as in `exit_status.Verdict`."""
+    """Why trainkit ends after a signal, and whose failure that is, as in `exit_status.Verdict`."""
     return (_OWN_REASON[0], "submitter") if _OWN_REASON else (f"trainkit received {signal_name(number)}", "signal")
 
 
 def wakeup(numbers: Iterable[int]) -> int:
-    """A descriptor from which the numbers of received signals are read: they wake a loop and interrupt no code."""
+    """A descriptor with the numbers of received signals to read: they wake a loop and interrupt no code."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in numbers:
-        signal.signal(number, lambda *_: None)  # a handler must only exist
+        signal.signal(number, lambda *_: None)  # a handler only has to exist
     return reader
 
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle signals for a while. A HUP that nohup made ignored stays ignored."""
+    """Handle signals in a `with` block. If nohup ignores HUP, it stays ignored."""
     taken = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in taken}
     try:

@@ -1,7 +1,8 @@
-"""The ranks as the guardian sees them: registered by their wrappers' records, watched by pidfd, reached by signal.
+"""The ranks that have registered with the guardian: read from their wrappers' records, watched by pidfd, signalled.
 
-A record names the process of a rank's wrapper. It is believed only if that process is below the guardian, or is a
-wrapper of this attempt by its command line (in a container of a daemon). No other process is signalled or inspected.
+A record names the process of a rank's wrapper. It is trusted only if that process is below the guardian, or is a
+wrapper of this attempt by its command line (if a daemon started its container). No other process is signalled or
+inspected.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trainkit.runner.supervisor.processes import (
 )
 
 SETTLED_SECONDS = 0.05
-WRAPPER = "trainkit.runner.rank"  # what each runs
+WRAPPER = "trainkit.runner.rank"  # the module that each wrapper runs
 
 
 class RegisteredRanks:
@@ -34,7 +35,7 @@ class RegisteredRanks:
     def __init__(
         self, attempt_dir: str, selector: selectors.BaseSelector, node: int = 0, expected: int = 0, nodes: int = 1
     ) -> None:
-        """expected: ranks that the plan has on each node like this one; 0 if unknown."""
+        """expected: the ranks per node in the plan's group of this node; 0 if unknown."""
         self.records: dict[int, RankRecord] = {}
         self.vanished: dict[int, float] = {}  # rank -> when its wrapper ended without finishing its record
         self._attempt_dir = attempt_dir
@@ -45,11 +46,11 @@ class RegisteredRanks:
             with contextlib.suppress(OSError):  # reported by `obstacle`
                 make_folder(self._folder, below=run_of(attempt_dir))
         self._changed: int | None = None  # time stamp of the folder …
-        self._changed_seen = 0.0  # … since when it is that …
-        self._settled = False  # … and whether nothing can have changed unnoticed
+        self._changed_seen = 0.0  # … when it was first seen …
+        self._settled = False  # … and whether no change can have gone unnoticed
         self._watched: dict[int, int | None] = {}  # wrapper pid -> pidfd
-        self._stopped: set[int] = set()  # wrapper pids that have had TERM
-        self._proved: set[tuple[int, str]] = set()  # processes that were seen to be wrappers while they ran
+        self._stopped: set[int] = set()  # wrapper pids that were sent TERM
+        self._proved: set[tuple[int, str]] = set()  # processes proved to be wrappers while they ran
 
     def poll(self) -> None:
         """Read new records, and notice wrappers that have ended."""
@@ -57,7 +58,7 @@ class RegisteredRanks:
         for rank, record in list(self.records.items()):
             if record.ended is None and rank not in self.vanished and not _runs(record):
                 self._read()  # the last thing that a wrapper does is to finish its record
-                latest = self.records[rank]  # the launcher may have restarted it meanwhile
+                latest = self.records[rank]  # the launcher may just have restarted it
                 if latest.wrapper_pid == record.wrapper_pid and latest.ended is None:
                     self.vanished[rank] = time.monotonic()
         for pid in [pid for pid in self._watched if not is_alive(pid)]:
@@ -75,7 +76,7 @@ class RegisteredRanks:
         return [each.pid for each in records if each.pid and descends_from(each.wrapper_pid, each.pid)]
 
     def signal(self, number: int) -> None:
-        """A signal to every wrapper, which passes it on to its program."""
+        """Send a signal to every wrapper, which passes it on to its program."""
         for rank in self.alive():
             self._send(self.records[rank].wrapper_pid, number)
 
@@ -90,7 +91,7 @@ class RegisteredRanks:
         folder, run = self._folder, run_of(self._attempt_dir)
         probe = os.path.join(folder, ".probe")
         try:
-            if not is_there(os.path.join(self._attempt_dir, "ranks")):  # a closed one may be
+            if not is_there(os.path.join(self._attempt_dir, "ranks")):  # a folder without permissions may be
                 return REMOVED
             publish(probe, " ", below=run)
             remove_file(probe, below=run)
@@ -105,10 +106,10 @@ class RegisteredRanks:
         return ""
 
     def _read(self) -> None:
-        # A rename into the folder changes its time stamp: nothing is opened while nothing happens.
+        # A rename into the folder changes its time stamp: as long as that is the same, nothing is opened.
         try:
             changed = os.stat(self._folder).st_mtime_ns
-        except OSError:  # the run directory was removed, or its disk fails: what is known stays known
+        except OSError:  # the run directory was removed, or its disk fails: keep what is known
             return
         now = time.monotonic()
         if changed != self._changed:
@@ -141,7 +142,7 @@ class RegisteredRanks:
         highest = record.rank if self._nodes == 1 else record.local_rank
         if self._expected and highest >= self._expected:
             return False
-        if not _runs(record):  # it has ended by now: nothing will be done to it
+        if not _runs(record):  # it has already ended: nothing will be done to it
             return known is None or not _runs(known)
         words = command_line(record.wrapper_pid)
         is_wrapper = module_of(words) == WRAPPER and self._attempt_dir in words
@@ -152,9 +153,9 @@ class RegisteredRanks:
 
     def _send(self, pid: int, number: int) -> None:
         pidfd = self._watched.get(pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # in a container it may be another user's
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # in a container it may belong to another user
             if pidfd is not None:
-                signal.pidfd_send_signal(pidfd, number)  # never another process that got the same pid
+                signal.pidfd_send_signal(pidfd, number)  # never another process with a reused pid
             else:
                 os.kill(pid, number)
 
@@ -164,6 +165,6 @@ def _wrapper(record: RankRecord) -> tuple[int, str]:
 
 
 def _runs(record: RankRecord) -> bool:
-    """Whether a wrapper runs, and not another process that has got its number since."""
-    # Without /proc, ps would have to be started in each look for each rank.
+    """Whether a wrapper runs, rather than another process with its reused number."""
+    # Without /proc, ps would have to be started in each poll for each rank.
     return is_alive(record.wrapper_pid) and (not LINUX or started(record.wrapper_pid) == record.wrapper_started)

@@ -1,7 +1,7 @@
-"""Whether a rank moves: the state of its processes, what they use of the machine, the collectives that it joins.
+"""Whether a rank makes progress: its processes' state and use of the machine, and the collectives that it joins.
 
-A process that waits for a GPU keeps a processor busy: a program that hangs so seems to evaluate, but its flight
-recorder shows the collective. And a program without an optimizer makes no steps: it moves while it joins collectives.
+A process that waits for a GPU keeps a processor busy: a program that hangs there seems to evaluate, but its flight
+recorder shows the collective. A program without an optimizer makes no steps: it moves while it joins collectives.
 Standard library only.
 """
 
@@ -18,19 +18,22 @@ from trainkit.heartbeat import FlightRecord
 from trainkit.runner.rundir.records import run_of
 from trainkit.runner.supervisor.processes import stat_fields
 
-# Letters of proc(5) that explain why a process does not go on.
+# Letters of proc(5) that explain why a process does not make progress.
 STATES: Mapping[str, str] = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk or a device"}
 TICKS = os.sysconf("SC_CLK_TCK")
-STOPPED = ("T", "t", "D")  # states in which a process cannot go on by itself
-BUSY = 0.02  # of a core: below it a process is idle, but for threads that wake up now and then
-FLOW = 1 << 18  # bytes a second from or to a disk: saving a checkpoint slowly needs no processor
-EVERY_SECONDS = 2.0  # between two questions, at least
-FEW = 5  # collectives that a program joins while it starts up
-STEADY = 20  # looks, a second apart, at which it had joined more: this is how it works
+STOPPED = ("T", "t", "D")  # states in which a process cannot continue by itself
+BUSY = 0.02  # share of a core: below it a process is idle, apart from threads that wake up now and then
+FLOW = 1 << 18  # bytes a second from or to a disk: slow saving of a checkpoint takes no processor time
+EVERY_SECONDS = 2.0  # at least, between two requests
+FEW = 5  # collectives that a program may join during its start-up
+STEADY = 20  # polls, a second apart, that saw new collectives: then this is how the program works
 
 
 class State(NamedTuple):
-    """Of a process. letter: as in proc(5), empty if it is gone or there is no /proc; waits_in: a kernel function."""
+    """The state of a process.
+
+    letter: as in proc(5), empty if it is gone or without /proc; waits_in: a kernel function.
+    """
 
     letter: str = ""
     waits_in: str = ""
@@ -72,7 +75,7 @@ def processor_seconds(pids: Iterable[int]) -> float:
 
 
 def disk_bytes(pids: Iterable[int]) -> int:
-    """Bytes that these processes have read from disks and written to them so far, if the system tells."""
+    """Bytes that these processes have read from and written to disks so far, if the system reports it."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
@@ -81,7 +84,7 @@ def disk_bytes(pids: Iterable[int]) -> int:
 
 
 class Activity:
-    """When a rank last used the processor, beyond waking up, or a disk, or wrote output."""
+    """When a rank last used the processor (more than waking up), used a disk, or wrote output."""
 
     def __init__(self, now: float, logs: Iterable[str]) -> None:
         self.moved = now
@@ -89,13 +92,16 @@ class Activity:
         self._looked, self._used, self._flowed, self._written = now, 0.0, 0, -1
 
     def look(self, pids: Iterable[int], now: float, since: float = 0.0) -> None:
-        """Look again. pids: of the rank's program and its descendants. since: its latest step, which used the rest."""
+        """Measure again. pids: of the rank's program and its descendants.
+
+        since: its latest step; earlier use belongs to that.
+        """
         pids, passed, written = [*pids], now - self._looked, 0
         used, flowed = processor_seconds(pids), disk_bytes(pids)
         for path in self._logs:
             with contextlib.suppress(OSError):
                 written += os.stat(path).st_size
-        # abs: the time of a process that has ended is gone, if its parent did not wait for it.
+        # abs: the total falls when a process ends that its parent does not wait for.
         busy = abs(used - self._used) > BUSY * passed or abs(flowed - self._flowed) > FLOW * passed
         if (busy or written != self._written) and self._looked >= since:
             self.moved = now
@@ -103,16 +109,17 @@ class Activity:
 
 
 def request_flight_record(place: str, path: str) -> bool:
-    """Ask a program to write its flight recorder's content to a path; whether it was asked. place: of its pipe.
+    """Ask a program to write its flight recorder's content to a path; whether it could be asked.
 
-    An empty path asks for the number of collectives that it has joined (`HeartbeatState.joined`).
+    place: path of its pipe. An empty path requests the number of collectives that it has joined
+    (`HeartbeatState.joined`).
     """
     if not place or "\n" in path:
         return False
     with contextlib.suppress(OSError):
         orders = os.open(place, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            is_pipe = stat.S_ISFIFO(os.fstat(orders).st_mode)  # another process may have the wrapper's number by now
+            is_pipe = stat.S_ISFIFO(os.fstat(orders).st_mode)  # the wrapper's number may have been reused
             return is_pipe and os.write(orders, os.fsencode(f"{path}\n")) > 0
         finally:
             os.close(orders)
@@ -120,16 +127,16 @@ def request_flight_record(place: str, path: str) -> bool:
 
 
 class FlightRecordPoll:
-    """Asks one rank for its collectives, again and again while it makes no step. path: of the answer, in an attempt."""
+    """Asks one rank for its flight record repeatedly while it makes no step. path: of the answer, in the attempt."""
 
     def __init__(self, path: str) -> None:
         self._path, self._run = path, run_of(os.path.dirname(path))
         self._asked = self._waits = 0.0
 
     def waits(self, place: str, since: float, every: float, now: float) -> float:
-        """Seconds that it has waited in one collective, by its latest answer; 0 without one.
+        """Seconds that it has waited in one collective, by its latest answer; 0 without an answer.
 
-        place: of its pipe for orders. since: its last step, before which answers do not count. every: seconds.
+        place: path of its pipe for requests. since: its last step; earlier answers do not count. every: seconds.
         """
         if self._asked < since:
             self._waits = 0.0
@@ -149,7 +156,7 @@ class FlightRecordPoll:
 
 
 class JoinedCollectives:
-    """The number of collectives that a rank has joined. moved: when it was last seen to change."""
+    """The number of collectives that a rank has joined. moved: when it was last seen to grow."""
 
     def __init__(self) -> None:
         self.moved = 0.0
@@ -168,6 +175,6 @@ class JoinedCollectives:
         return self._looks >= STEADY
 
     def pause(self, after: float | None) -> float:
-        """The longest time between two of them; 0 if they may be those of a start-up. after: as in `Limits`."""
+        """The longest time between two of them; 0 if they may belong to the start-up. after: as in `Limits`."""
         known = self.is_steady or (after is not None and self._number > FEW)
         return max(self._longest, EVERY_SECONDS) if known else 0.0

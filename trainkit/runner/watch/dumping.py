@@ -1,6 +1,6 @@
 """A dump of this node's ranks: stacks, the flight recorders of torch, states. Standard library only.
 
-Nothing here waits: the guardian begins a dump, looks again in each of its turns, and takes what has come.
+Nothing here blocks: the guardian begins a dump, polls it in each of its turns, and takes the answers so far.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RankView:
     """The record and the page of one rank; the page stays readable when the wrapper has ended."""
 
     def __init__(self, record: RankRecord, *, alive: bool) -> None:
-        """alive: whether its wrapper is proved to run; no file of another process is opened."""
+        """alive: whether its wrapper is proved to run; only then is one of its files opened."""
         self.record = record
         self._fd: int | None = None
         if alive and (path := record.opened(record.heartbeat)):
@@ -48,13 +48,13 @@ class RankView:
         return read_heartbeat(self.bytes())
 
     def text(self, start: int) -> str:
-        """The text behind the page, from an offset on."""
+        """The text that follows the page, from an offset on."""
         with contextlib.suppress(OSError):
             return os.pread(self._fd, MOST, start).decode("utf-8", "replace") if self._fd is not None else ""
         return ""
 
     def size(self) -> int:
-        """Bytes of the page and of all behind it."""
+        """Bytes of the page and the text after it."""
         return os.fstat(self._fd).st_size if self._fd is not None else 0
 
     def close(self) -> None:
@@ -68,13 +68,13 @@ class _Asked(NamedTuple):
     page: HeartbeatState | None
     pid: int
     state: State
-    start: int  # offset of its stack, behind the page
-    flight: str  # path of its flight recorder's answer; empty if it was not asked
+    start: int  # offset of its stack, after the page
+    flight: str  # path of its flight record; empty if it was not asked
     spy: int  # pid of py-spy
 
 
 class Dump:
-    """One dump of all ranks of this node, from the order to the result."""
+    """One dump of all ranks of this node, from the request to the result."""
 
     def __init__(self, folder: str, views: Iterable[RankView], spawn: Spawn) -> None:
         """views: of ranks whose wrappers are proved to run. Raises OSError if the folder cannot be made."""
@@ -87,14 +87,14 @@ class Dump:
 
     def _ask(self, view: RankView) -> _Asked:
         record, page = view.record, view.read()
-        # Another process may have the number by now: a signal is sent only to a process of this rank.
+        # The number may have been reused: a signal is sent only to a process of this rank.
         below = descendants(record.wrapper_pid)
         attached = page is not None and page.pid in below
         pid = page.pid if page is not None and attached else record.pid if record.pid in below else 0
         state, start, flight, spy = state_of(pid), view.size(), "", 0
         answers = state.letter not in {"T", "t", "Z", "X", ""}
         if answers and attached:
-            if ASK is not None and catches(pid, ASK):  # else it would end the program
+            if ASK is not None and catches(pid, ASK):  # without a handler the signal would end the program
                 with contextlib.suppress(OSError):
                     os.kill(pid, ASK)
             flight = self._path(record.rank, "flight.json")
@@ -111,7 +111,7 @@ class Dump:
         out = open_regular(self._path(rank, "py-spy"), flags, below=self._run)
         try:
             return self._spawn((tool, "dump", "--pid", str(pid)), (nothing, out, nothing))
-        except OSError:  # it cannot be started: the state alone is known
+        except OSError:  # py-spy cannot be started: only the state is known
             return 0
         finally:
             os.close(nothing)
@@ -122,7 +122,7 @@ class Dump:
         now, sizes = time.monotonic(), [each.view.size() for each in self._asked]
         if sizes != self._sizes:
             self._sizes, self._grown = sizes, now
-        # A rank without the thread for orders answers with its stack only.
+        # A rank without the thread for requests answers with its stack only.
         whole = all(
             (not each.flight or os.path.lexists(each.flight) or now - self._began > PATIENCE / 2)
             and (not each.spy or each.spy in ended)
@@ -131,7 +131,7 @@ class Dump:
         return (whole and now - self._grown > SETTLE) or now - self._began > PATIENCE
 
     def found(self, moved: Callable[[int], float]) -> list[DumpedRank]:
-        """The result, and a file for each rank. moved: seconds since a rank has moved."""
+        """The result; also writes a file for each rank. moved: seconds since a rank has moved."""
         return [self._found(each, moved(each.view.record.rank)) for each in self._asked]
 
     def _found(self, asked: _Asked, seconds: float) -> DumpedRank:
@@ -143,7 +143,7 @@ class Dump:
                 stack = file.read(MOST).decode("utf-8", "replace")
         if asked.flight:
             flight = read_record(asked.flight, FlightRecord, below=self._run)
-        late = state_of(asked.pid)  # every process waits for a disk at times: only a lasting state counts
+        late = state_of(asked.pid)  # every process waits for a disk at times: only a lasting D counts
         letter = "" if asked.state.letter == "D" and late.letter != "D" else asked.state.letter
         found = DumpedRank(
             record.rank,
@@ -179,7 +179,7 @@ def _tool(name: str) -> str:
 
 
 def awake(pids: Iterable[int]) -> None:
-    """Continue stopped processes, which would not receive TERM."""
+    """Continue stopped processes: a stopped process does not receive TERM."""
     for pid in pids:
         if pid > 1 and state_of(pid).letter == "T":
             with contextlib.suppress(OSError):

@@ -17,11 +17,11 @@ INSIDE = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<st
 
 
 class DumpedRank(NamedTuple):
-    """The dump of one rank. seconds: without a move; phase: None for a program without a heartbeat.
+    """The dump of one rank. seconds: since it last moved; phase: None for a program without a heartbeat.
 
     groups: by process group, from its flight recorder; empty without one. place: the innermost frame of the program's
-    own code in its main thread, as ``train.py:69 in step``. ended: by itself, with code 0. launcher: the name of the
-    launcher, if this is the launcher and not a rank.
+    own code in its main thread, as ``train.py:69 in step``. ended: by itself, with code 0. launcher: the launcher's
+    name, if this is the launcher and not a rank.
     """
 
     rank: Annotated[int, Between(-1, 1 << 24)]
@@ -61,7 +61,7 @@ class DumpedRank(NamedTuple):
         return self.letter in STOPPED
 
     def waits(self) -> Iterator[tuple[str, Collective]]:
-        """In each group the earliest collective that it has joined and that is not over."""
+        """In each group the earliest collective that it has joined and that has not completed."""
         for group, known in self.groups.items():
             if known.waiting:
                 yield group, min(known.waiting, key=lambda each: each.number)
@@ -71,7 +71,7 @@ class DumpedRank(NamedTuple):
 
 
 class DumpFile(NamedTuple):
-    """The file of a dump: the sentence of `hang_cause`, the dump of each rank, nodes that did not answer."""
+    """The file of a dump: the text of `hang_cause`, the dump of each rank, the nodes that did not answer."""
 
     line: str
     ranks: tuple[DumpedRank, ...]
@@ -82,19 +82,19 @@ def describe(rank: DumpedRank) -> str:
     """One line: ``rank 1 (tk2, pid 587): backward of step 14 for 0.3 s, it is at train.py:69 in step``."""
     if rank.ended:
         return rank.name
-    seen = "no rank runs" if rank.launcher else where(rank.phase, rank.step) or "it says nothing of itself"
+    seen = "no rank runs" if rank.launcher else where(rank.phase, rank.step) or "it reports no phase"
     return ", ".join(filter(None, (f"{rank.name}: {seen} for {rank.seconds:.1f} s", rank.at)))
 
 
 class HangCause(NamedTuple):
-    """text: for people. host: of the rank that blocks the others; empty if it is no rank, or unknown."""
+    """text: for the user. host: of the rank that blocks the others; empty if it is not a rank, or unknown."""
 
     text: str
     host: str = ""
 
 
 def hang_cause(ranks: Sequence[DumpedRank], missing: Sequence[str] = ()) -> HangCause:
-    """The sentence about a run that does not move. missing: nodes that did not answer."""
+    """Why a run does not move. missing: nodes that did not answer."""
     silent = f"; {listed(missing)} did not answer" if missing else ""
     text, host = _sentence(ranks)
     return HangCause(f"{text}{silent}", host)
@@ -111,7 +111,7 @@ def _sentence(found: Sequence[DumpedRank]) -> tuple[str, str]:
         return _behind(stopped, waiting, seconds)
     if by_collectives := _by_collectives(ranks, waiting, seconds):
         return by_collectives
-    if ended and waiting:  # the machine of one that has ended is not to blame
+    if ended and waiting:  # the host of a rank that has ended is not to blame
         return _behind(ended, waiting, seconds)[0], ""
     if launchers:
         return _idle(launchers)
@@ -123,7 +123,7 @@ def _sentence(found: Sequence[DumpedRank]) -> tuple[str, str]:
 def _by_collectives(
     ranks: Sequence[DumpedRank], waiting: Sequence[tuple[DumpedRank, str, Collective]], seconds: float
 ) -> tuple[str, str] | None:
-    """Ranks that run, and have not joined the collective in which others wait, or have joined another one."""
+    """Running ranks that have not joined the collective in which others wait, or have joined a different one."""
 
     def last(rank: DumpedRank, group: str) -> float:
         """The number of its last collective in a group; a rank that never joined any does not belong to the group."""
@@ -147,7 +147,7 @@ def _by_collectives(
 
 
 def _idle(launchers: Sequence[DumpedRank]) -> tuple[str, str]:
-    """Launchers without a rank: none has started yet, or all have ended."""
+    """Launchers without a running rank: none has started yet, or all have ended."""
     has = "has" if len(launchers) == 1 else "have"
     seconds = min(each.seconds for each in launchers)
     return f"{_names(launchers)} {has} had no rank running for {seconds:.0f} s", launchers[0].host
@@ -166,14 +166,14 @@ def _behind(
         what = f"not joined {first.operation} {first.number} of {_short(group)} for {seconds:.0f} s; {who} there{at}"
     else:
         what = f"not moved for {seconds:.0f} s"
-    # A rank that has joined collectives without a step of an optimizer is past the start-up: its phase is unknown.
+    # A rank that has joined collectives without an optimizer step is past its start-up, in an unknown phase.
     seen = where(one.phase, one.step) if one.phase or not one.groups else ""
     place = ", ".join(filter(None, (one.at, f"last seen in {seen}" if seen else "")))
     return f"{_names(guilty)} {has} {what}" + (f". {place[:1].upper()}{place[1:]}" if place else ""), one.host
 
 
 def _mismatch(inside: Sequence[tuple[DumpedRank, Collective]], group: str, seconds: float) -> str:
-    """Ranks that have joined different collectives under the same number never go on."""
+    """Ranks that have joined different collectives under the same number wait for ever."""
     kinds: dict[tuple[int, str], list[tuple[DumpedRank, Collective]]] = {}
     for rank, each in inside:
         kinds.setdefault((each.number, each.operation), []).append((rank, each))
@@ -187,15 +187,15 @@ def _mismatch(inside: Sequence[tuple[DumpedRank, Collective]], group: str, secon
 
 
 def _all_wait(waiting: Sequence[tuple[DumpedRank, str, Collective]], seconds: float) -> str:
-    """No rank is missing."""
+    """Every rank has joined the same collective."""
     _, group, first = waiting[0]
     at = f" ({first.place})" if first.place else ""
     what = f"{first.operation} {first.number} of {_short(group)}{at}"
-    return f"every rank has been in {what} for {seconds:.0f} s: the network or a device holds it up"
+    return f"every rank has been in {what} for {seconds:.0f} s: the network or a device blocks it"
 
 
 def _by_stamps(ranks: Sequence[DumpedRank], seconds: float) -> tuple[str, str]:
-    """Without a flight recorder: the rank with fewer steps than another one blocks it."""
+    """Without flight records: a rank that has made fewer steps than another one blocks it."""
     slowest = min(each.step for each in ranks)
     behind = [each for each in ranks if each.step == slowest]
     if len(behind) < len(ranks) or len(ranks) == 1:
@@ -223,9 +223,10 @@ def _short(group: str) -> str:
 
 
 def innermost_own_frame(stack: str) -> str:
-    """The innermost frame of the program's own code in its main thread, from faulthandler's text; else the innermost.
+    """The innermost frame of the program's own code in its main thread, by faulthandler's text; else the innermost.
 
-    faulthandler writes the newest thread first, so the main one is last, each with its innermost frame first.
+    faulthandler prints the newest thread first, so the main one comes last; each thread begins with its innermost
+    frame.
     """
     threads, frames = stack.split("hread 0x"), list[str]()
     for line in threads[-1].splitlines():

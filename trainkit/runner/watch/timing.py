@@ -1,4 +1,4 @@
-"""When a run counts as hanging, and which of its ranks are slow: rules over step times. Standard library only."""
+"""When a run counts as hanging, and which ranks are slow: rules over step times. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEPS_LONG, PHASES_LONG = 20, 3  # the limit in median steps, and in the longest
 FEW = 5  # steps, too few for a median
 FEW_PACES = 10  # steps, too few for a pace
 SLOWER = 1.3  # times the median of all ranks
-SHARE = 0.1  # of a step that the difference makes at least: less delays nobody
+SHARE = 0.1  # the least excess over the median, as a share of a step: less delays no other rank
 
 
 def median(values: Collection[float]) -> float:
     """The lower one of the two values in the middle."""
-    # Python's statistics module takes longer to load than all of the guardian.
+    # Loading Python's statistics module takes longer than loading the whole guardian.
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -39,12 +39,12 @@ class Limits(NamedTuple):
 
 
 class PhaseTiming(NamedTuple):
-    """How long a rank has not moved, and how long its phases take. moved: its last move, by a monotonic clock.
+    """How long a rank has not moved, and how long its phases take. moved: when it last did, by a monotonic clock.
 
-    phase: None for a program without a heartbeat, of which only the processor time and the output are known. longest:
-    the most seconds that each phase has taken. steps: seconds of the latest steps. may: the limit, if it does not
-    depend on the rank's own pace. pause: the longest time between two collectives, before the first step of an
-    optimizer and after the start-up; steady: whether they have gone on for long.
+    phase: None for a program without a heartbeat: only its processor time and output are known. longest: the most
+    seconds that each phase has taken. steps: seconds of the latest steps. may: the limit, if it does not depend on the
+    rank's step times. pause: the longest time between two collectives, before the first optimizer step and after the
+    start-up; steady: whether there have been many of them.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class PhaseTiming(NamedTuple):
         longest = self.longest[self.phase] or self.pause
         if not longest:
             return max(limits.start, limits.after or 0.0)
-        # Checkpoints and evaluations grow, and the recipe's limit is for steps.
+        # Checkpoints and evaluations may take longer over time, and the recipe's limit is for steps.
         if limits.after is not None and self.phase not in (CHECKPOINT, EVALUATION):
             return limits.after
         usual = median(self.steps) if len(self.steps) >= FEW else 0.0
@@ -78,12 +78,12 @@ def stalled(ranks: Collection[PhaseTiming], limits: Limits, now: float) -> bool:
 
 
 def is_sure(ranks: Collection[PhaseTiming]) -> bool:
-    """Whether all of them have a heartbeat; a hang of others is reported, and does not end the run."""
+    """Whether all of them have a heartbeat; without one a hang is only reported, and does not end the run."""
     return all(each.phase is not None and (any(each.longest) or each.steady) for each in ranks)
 
 
 def where(phase: int | None, step: int) -> str:
-    """``backward of step 14``: the current step, from 1; ``evaluation after step 2``: the last step."""
+    """``backward of step 14``: the current step, from 1; ``evaluation after step 2``: the last finished one."""
     if phase is None:
         return ""
     if phase in (CHECKPOINT, EVALUATION):
@@ -103,7 +103,7 @@ BY_RANK: Any = Mapping[RankKey, Pace]
 
 
 def pace_of(host: str, page: bytes) -> Pace | None:
-    """From a rank's page; None if it has made too few steps."""
+    """The pace by a rank's page; None if it has made too few steps."""
     steps = read_paces(page) if page else []
     if len(steps) < FEW_PACES:
         return None

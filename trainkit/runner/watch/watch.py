@@ -1,4 +1,4 @@
-"""The hang watch: whether the run moves; if not, a dump of all ranks, the rank that blocks it, and perhaps the end."""
+"""The hang watch: if the run does not move, dump all ranks, name the one that blocks it, and end the run if planned."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from trainkit.runner.watch.hang_cause import DumpedRank, hang_cause
 from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Pace, PhaseTiming, is_sure, pace_of, stalled
 
 LOOK_SECONDS = 1.0
-ANSWER_SECONDS = 12.0  # for the dumps of the other nodes
-AGAIN_SECONDS = 5.0  # between two reports of a node that does not move, since one may be lost
-SUSPENDED_SECONDS = 5.0  # between two turns: this process was suspended itself
-LAUNCHER = -1  # in the place of a rank's number
+ANSWER_SECONDS = 12.0  # to wait for the dumps of the other nodes
+AGAIN_SECONDS = 5.0  # between two reports of a node that does not move: one may be lost
+SUSPENDED_SECONDS = 5.0  # more than this between two turns: this process was suspended itself
+LAUNCHER = -1  # stands for a rank's number
 TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 
 
@@ -45,9 +45,9 @@ class RemainingRanks(NamedTuple):
 
 
 class Watch:
-    """One node's watch. guarded: pid of trainkit if it is suspended together with the run, else 0. launcher: its name.
+    """The watch of one node. guarded: pid of trainkit if Ctrl-Z suspends it with the run, else 0. launcher: its name.
 
-    said: lines for the console. line: for status.json, while the run does not move. order: why the run is to end.
+    said: lines for the console. line: for status.json, while the run does not move. order: why the run must end.
     blamed: the host of the rank that blocks it.
     """
 
@@ -60,12 +60,13 @@ class Watch:
         self._views: dict[int, RankView] = {}
         self._alive: Collection[int] = ()
         self._activities: dict[int, Activity] = {}
-        self._looks: dict[int, float] = {}  # rank -> when its activity is looked at next
+        self._looks: dict[int, float] = {}  # rank -> when its activity is measured next
         self._moved: dict[int, float] = {}
         self._polls: dict[int, FlightRecordPoll] = {}
         self._joins: dict[int, JoinedCollectives] = {}
         self._next = self._said_at = 0.0
-        self._since = self._turned = self._ran = time.monotonic()  # since when the clocks count; when ranks last ran
+        # when the clocks started to count; when ranks last ran
+        self._since = self._turned = self._ran = time.monotonic()
         self._remaining = RemainingRanks()
         self._others: dict[int, RemainingRanks] = {}
         self._dump: Dump | None = None
@@ -90,7 +91,7 @@ class Watch:
             found = self._dump.found(lambda rank: now - self._moved.get(rank, now))
             self._dump = None
             self._answer([*found, *self._not_dumped(now)])
-        if now - self._turned > SUSPENDED_SECONDS:  # most likely the ranks were, too
+        if now - self._turned > SUSPENDED_SECONDS:  # most likely the ranks were suspended too
             self._since = now
         self._turned = now
         if now >= self._next:
@@ -106,7 +107,7 @@ class Watch:
             self._conclude()
 
     def see(self, records: Mapping[int, RankRecord], alive: Collection[int]) -> None:
-        """Begin to watch ranks that are new or restarted. alive: as for `turn`."""
+        """Begin to watch new and restarted ranks. alive: as for `turn`."""
         for rank, record in records.items():
             known = self._views.get(rank)
             if known is None or known.record.wrapper_pid != record.wrapper_pid:
@@ -119,7 +120,7 @@ class Watch:
                 known.record = record
 
     def paces(self) -> dict[int, Pace]:
-        """The paces of this node's ranks, also of those that have ended."""
+        """The paces of this node's ranks, including those that have ended."""
         found = {rank: pace_of(view.record.host, view.bytes()) for rank, view in self._views.items()}
         return {rank: pace for rank, pace in found.items() if pace is not None}
 
@@ -150,7 +151,7 @@ class Watch:
             timing = timing._replace(moved=max(self._since, at))
             if page.phase == START:
                 timing = timing._replace(pause=joins.pause(self._limits.after), steady=joins.is_steady)
-            # Between two steps a program may evaluate or save: then it computes, or writes.
+            # Between two steps a program may evaluate or save: then it uses the processor or a disk.
             active, limit = self._active(rank, now, at), timing.limit(self._limits)
             if active > at and not (now - at > limit and self._waits(rank, at, limit, now)):
                 timing = timing._replace(moved=max(self._since, active))
@@ -158,13 +159,13 @@ class Watch:
         return timing
 
     def _launcher_timing(self, now: float) -> list[PhaseTiming]:
-        """Of a launcher without ranks: before it has started any, and after all have ended."""
+        """The timing of a launcher without ranks: before it has started any, or after all have ended."""
         if not self._launcher_pid:
             return []
         limits, self._moved[LAUNCHER] = self._limits, max(self._since, self._ran)
         if state_of(self._launcher_pid).letter in STOPPED:
             may = limits.after or LEAST_SECONDS
-        else:  # to end, or to start
+        else:  # it has this long to end, or to start ranks
             may = max(limits.after or 0.0, LEAST_SECONDS if self._views else limits.start)
         return [PhaseTiming(LAUNCHER, self._moved[LAUNCHER], may=may)]
 
@@ -184,7 +185,7 @@ class Watch:
     def _note(self, ranks: list[PhaseTiming], now: float) -> None:
         """Decide whether this node moves, and tell node 0 when that changes."""
         before, still = self._remaining, self._limits.after != 0 and stalled(ranks, self._limits, now)
-        if still and state_of(self._guarded).letter == "T":  # the user has suspended trainkit, and the run with it
+        if still and state_of(self._guarded).letter == "T":  # the user has suspended trainkit together with the run
             self._since, still = now, False
         done = not still and bool(self._views) and not self._living()
         self._remaining = RemainingRanks(still, is_sure(ranks), done)
@@ -201,7 +202,7 @@ class Watch:
                 self._round = int(message["dump"])
                 self._begin()
             elif "dumped" in message and self._answers is not None and message["dumped"] == self._round:
-                with contextlib.suppress(DecodeError):  # an invalid answer is none
+                with contextlib.suppress(DecodeError):  # an invalid answer counts as none
                     self._answers[node] = [*decode(tuple[DumpedRank, ...], message.get("ranks"), "ranks")]
             else:
                 self._control.keep(message)
@@ -228,7 +229,7 @@ class Watch:
             self._answer([])
 
     def _living(self) -> list[RankView]:
-        """Ranks that run; a rank whose wrapper has vanished is not inspected."""
+        """The running ranks; a rank whose wrapper has vanished is not inspected."""
         views = sorted(self._views.items())
         return [view for rank, view in views if view.record.ended is None and rank in self._alive]
 
@@ -249,13 +250,13 @@ class Watch:
             self._answers[0] = found
 
     def _hangs(self) -> tuple[bool, bool]:
-        """Whether no node with remaining ranks moves, and whether that is sure."""
+        """Whether no node with remaining ranks moves, and whether heartbeats prove it."""
         nodes = [self._remaining, *(self._others.get(node, RemainingRanks()) for node in self._control.running)]
         left = [each for each in nodes if not each.done]
         return bool(left) and all(each.still for each in left), all(each.sure for each in left)
 
     def _conclude(self) -> None:
-        """On node 0: when all have answered, or the time is over, write the dump and report a hang."""
+        """On node 0: once all have answered, or time is up, write the dump and report a hang."""
         assert self._answers is not None
         waited = {0: "node 0", **self._control.others}
         missing = [name for node, name in waited.items() if node not in self._answers]
@@ -266,7 +267,7 @@ class Watch:
         cause = hang_cause(ranks, missing)
         line = f"hang: {cause.text}. Stacks: {os.path.relpath(self._dumps, self._run_dir)}"
         account = {"at": time.time(), "line": line, "ranks": [each.as_data() for each in ranks], "missing": missing}
-        with contextlib.suppress(OSError):  # a full disk: it is reported all the same
+        with contextlib.suppress(OSError):  # a full disk: the hang is reported nevertheless
             name = "asked.json" if self._asked else "hang.json"
             account["asked"], self._asked = self._asked, ""
             publish(os.path.join(self._dumps, name), json.dumps(account, indent=2) + "\n", below=self._run_dir)

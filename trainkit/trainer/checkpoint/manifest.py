@@ -61,7 +61,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise TrainingError(f"{folder} is not a checkpoint of trainkit: its {MANIFEST} is not a JSON object")
     if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
-        what = f"the checkpoint {folder} is damaged: its {MANIFEST} is not as it was written"
+        what = f"the checkpoint {folder} is damaged: its {MANIFEST} was changed after it was written"
         raise TrainingError(what, hint="take an older checkpoint")
     wrong = [name for name, kind in CONTENT.items() if type(manifest.get(name)) is not kind]
     wrong += [name for name in ("step", "world_size") if name not in wrong and not 0 <= manifest[name] < MOST_STEPS]
