@@ -288,13 +288,13 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
                 "if found is not None and not found.is_of(layout.id, layout.name, layout.root.stat().st_uid):",
                 "if False:",
             ),
-            ("a word that Slurm would not pass on stays", "if not told_before:", "if False:"),
+            ("a word that Slurm would not pass on stays", "if not requested_before:", "if False:"),
         ],
     },
     "schedulers/jobs/states.py": {
         "schedulers/test_states.py": [
             ("an unknown state is an end", '"requeued", "unknown")\n', '"requeued")\n'),
-            ("a run that is held for its nodes is removed", " or is_held(layout) is not False:\n", ":\n"),
+            ("a run that is held for its nodes is removed", " or is_supervised(layout) is not False:\n", ":\n"),
             ("another user's run is removed", "os.geteuid() not in (0, _owner(layout)) or ", ""),
             ("a job of another cluster is gone", "if (answers := self._controllers[scheduler]) == took:", "if True:"),
             ("what a run has written meanwhile is not read", 'if job.state in ("ended", "gone"):', "if False:"),
@@ -333,11 +333,11 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("pruning follows links", "(0, _owner(layout)) or is_linked(layout):", "(0, _owner(layout)):"),
         ],
     },
-    "schedulers/jobs/arrays.py": {
+    "schedulers/jobs/submitting.py": {
         "schedulers/test_submissions_in_doubt.py": [
             (
                 "an array that cannot be written down runs",
-                "answer_or(slurm.cancel(given.job, cluster=given.cluster), None, environ)",
+                "answer_or(scheduler.cancel(SubmittedJob(given.job, given.cluster), now=True), (), requested.environ)",
                 "pass",
             ),
         ],

@@ -214,19 +214,23 @@ def test_a_command_that_acts_may_ask_schedulers_and_start_no_other_program(
 
 
 def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows(tmp_path: Path) -> None:
-    from trainkit.schedulers import kubectl, slurm, ssh
-    from trainkit.schedulers.base import Query
+    from trainkit.recipe.schema import Ssh
+    from trainkit.schedulers.base import Job, Query
+    from trainkit.schedulers.kubernetes import Kubernetes
+    from trainkit.schedulers.registry import SCHEDULERS
+    from trainkit.schedulers.slurm import Slurm
 
-    workload = "default/jobset/mine-20261125-194728-d13cd6"
+    slurm, pods, workload = Slurm(), Kubernetes(), Job("default/jobset/mine-20261125-194728-d13cd6")
     asked: list[Query[Any]] = [slurm.configuration(), slurm.partition(""), slurm.partition("gpu")]
-    asked += [kubectl.state(workload), kubectl.cancel(workload), kubectl.save(workload, "mine-0", "/usr/bin/python3")]
-    for job in ("101", "77_2"):
-        asked += [ask(job) for ask in (slurm.state, slurm.cancel, slurm.requeue, slurm.number, slurm.steps)]
-        asked += [slurm.send(job, "TERM", script=True), slurm.exclude(job, ["tk1"])]
-    calls = [each.argv for each in asked]
-    calls += [slurm.attach("101", "tk1", ["words"], terminal=True), kubectl.logs(workload, 1, follow=True)]
-    calls += [kubectl.attach(workload, "mine-0", ["words", "x"], terminal=False)]
-    calls += [ssh.attach(["ssh", "-T", "-oBatchMode=yes"], "me@gpu1", ["words"], terminal=False)]
+    asked += [pods.state(workload), pods.cancel(workload, now=False), pods.cancel(workload, now=True)]
+    asked += [pods.save(workload, ["mine-0"], "/usr/bin/python3")]
+    for job in (Job("101"), Job("77_2")):
+        asked += [slurm.state(job), slurm.cancel(job, now=True), slurm.requeue(job, "/r"), slurm.number(job.id)]
+        asked += [slurm.steps(job.id), slurm.end(job), slurm.save(job, (), ""), slurm.exclude(job, ["tk1"])]
+    calls = [each.argv for each in asked] + [pods.logs(workload, 1, follow=True)]
+    for kind, of, host in (("slurm", Job("101"), "tk1"), ("kubernetes", workload, "mine-0"), ("ssh", Job("1"), "me@a")):
+        argv, _ = SCHEDULERS[kind].attach(of, host, ["words", "x"], terminal=False, section=Ssh, environ={})
+        calls.append(argv)
     for argv in calls:
         assert _unfit(tmp_path, argv) == "", argv
 

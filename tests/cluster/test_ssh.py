@@ -225,7 +225,7 @@ def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) 
     assert place.there("ended-0", "ended-1")
     shown = place.trainkit("status", "r")[1]
     assert shown.startswith("lost, exit code 143")
-    assert "trainkit on tk0, which held the run, is gone" in shown
+    assert "trainkit on tk0, which supervised the run, is gone" in shown
 
 
 @pytest.mark.parametrize(

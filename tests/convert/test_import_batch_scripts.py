@@ -13,7 +13,7 @@ from trainkit.errors import RecipeError, UsageError
 from trainkit.launch_plan.model import Variable
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.planner.build import build_plan
-from trainkit.schedulers.slurm_answers import seconds
+from trainkit.schedulers.slurm import seconds
 
 TORCHRUN = "torchrun --nproc_per_node 4 train.py"
 

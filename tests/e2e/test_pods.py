@@ -11,8 +11,9 @@ import yaml
 
 from trainkit.cli.pipeline import plan_recipe, resolve_request
 from trainkit.recipe.yaml_writer import resolved_yaml
+from trainkit.runner.rundir.create import plan_text
 from trainkit.schedulers import kubernetes
-from trainkit.schedulers.jobs import pods
+from trainkit.schedulers.base import JobRequest
 
 RUN = "20261123-012042-abcdef"
 
@@ -34,7 +35,9 @@ def test_both_starts_of_a_jobset_are_attempts_of_one_run(tmp_path: Path, clean_e
     }  # fmt: skip
     (tmp_path / "r.yaml").write_text(json.dumps(recipe))
     resolved = resolve_request(str(tmp_path / "r.yaml"), environ={})
-    files = pods.files(plan_recipe(resolved).plan, resolved_yaml(resolved), RUN)
+    plan = plan_recipe(resolved).plan
+    record = {"recipe.yaml": resolved_yaml(resolved), "plan.json": plan_text(plan)}
+    files = kubernetes.SCHEDULER.files(JobRequest(plan, record, str(tmp_path), RUN, {}))
     for name, content in yaml.safe_load(files[kubernetes.CONFIG_MAP])["data"].items():
         (tmp_path / name).write_text(content)
     jobset = yaml.safe_load(files[kubernetes.WORKLOAD])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.schedulers import slurm
+from trainkit.schedulers.base import Job
 from trainkit.schedulers.client import ask
+from trainkit.schedulers.slurm import Slurm
 
 pytestmark = pytest.mark.cli
 
@@ -23,5 +24,5 @@ def test_no_variable_changes_what_slurm_prints(tmp_path: Path, monkeypatch: pyte
         '[ -z "$SLURM_TIME_FORMAT" ] || end=21:57\necho "JobId=1 JobState=RUNNING EndTime=$end"\n'
     )
     stand_in.chmod(0o755)
-    assert ask(slurm.state("1")).ends is not None
-    assert ask(slurm.state("1"), dict(os.environ)).ends is not None
+    assert ask(Slurm().state(Job("1"))).ends is not None
+    assert ask(Slurm().state(Job("1")), dict(os.environ)).ends is not None

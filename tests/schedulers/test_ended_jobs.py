@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from trainkit.errors import MachineError, UsageError
+from trainkit.recipe.schema import Slurm as Section
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.schedulers import slurm
-from trainkit.schedulers.base import RefusedError
+from trainkit.schedulers.base import Job, Output, Query
 from trainkit.schedulers.jobs import following
-from trainkit.schedulers.jobs.records import Submission, ask, asked, write_submission
+from trainkit.schedulers.jobs.records import Submission, pending_request, request, write_submission
+from trainkit.schedulers.slurm import Slurm
 
 pytestmark = pytest.mark.cli
 
@@ -30,12 +31,12 @@ pytestmark = pytest.mark.cli
 def test_a_job_that_ends_while_it_is_cancelled_has_ended(
     monkeypatch: pytest.MonkeyPatch, said: str, error: type[Exception]
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RefusedError(said)
+    def refuse(query: Query[None], _: object) -> None:
+        query.read(Output(1, "", said))
 
     monkeypatch.setattr(following, "ask", refuse)
     with pytest.raises(error):
-        following._told(slurm.cancel("26"), os.environ)
+        following._told(Slurm().cancel(Job("26"), now=True), os.environ)
 
 
 SCANCEL = 'echo "$@" >>"$STAND_IN/sent"'
@@ -110,10 +111,10 @@ def test_a_word_that_slurm_would_not_pass_on_is_taken_back(
 ) -> None:
     stand_in(shown(run), scancel="echo 'scancel: error: Access/permission denied' >&2; exit 1")
     if told_before:
-        ask(run, "cancel")
+        request(run, "cancel")
     with pytest.raises(MachineError, match="denied"):
         following.cancel(run, now=False, environ=os.environ)
-    assert asked(run) == ("cancel" if told_before else "")
+    assert pending_request(run) == ("cancel" if told_before else "")
 
 
 @pytest.mark.parametrize(("controller", "error"), [("there", MachineError), ("here", UsageError), ("", UsageError)])
@@ -139,12 +140,13 @@ def test_srun_attaches_to_jobs_of_its_own_cluster_alone(
     stand_in(shown(run))
     if reached:
         settings = {"SRUN_PARTITION": "p", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "9"}
-        known = (run, 0, ["ps", "-e"], lambda _: ())
+        known = (run, 0, ["ps", "-e"], lambda _: Section())
         argv, environ = following.attach_command(*known, {**os.environ, **settings}, terminal=False)
         assert argv[:2] + argv[-3:] == ("srun", "--jobid=301", "--nodelist=tk1", "ps", "-e")
         assert environ == {name: value for name, value in os.environ.items() if name not in settings}
         return
     with pytest.raises(MachineError, match="job 301 was submitted to the cluster far, and here answers here") as caught:
-        following.attach_command(run, 0, ["ps", "-e"], lambda _: (), os.environ, terminal=False)
+        following.attach_command(run, 0, ["ps", "-e"], lambda _: Section(), os.environ, terminal=False)
     again = f"`trainkit attach {run.root} --node=0 -- ps -e`"
-    assert caught.value.hints == (f"srun reaches no other cluster: give {again} where that one answers",)
+    hint = f"Slurm attaches to jobs of its own cluster alone: give {again} where that one answers"
+    assert caught.value.hints == (hint,)

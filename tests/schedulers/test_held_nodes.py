@@ -12,13 +12,13 @@ import pytest
 NODE = """
 import signal, sys
 from pathlib import Path
-from trainkit.schedulers.jobs import ssh_runs
+from trainkit.schedulers.jobs import ssh_supervisor
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.supervisor.processes import reason_of_signal
 
-ssh_runs.SILENT_SECONDS = float(sys.argv[2])
+ssh_supervisor.SILENT_SECONDS = float(sys.argv[2])
 signal.signal(signal.SIGTERM, lambda number, _: sys.exit(reason_of_signal(number)[0]))
-ssh_runs.hold_input(RunLayout(Path(sys.argv[1])))
+ssh_supervisor.hold_input(RunLayout(Path(sys.argv[1])))
 signal.pause()
 """
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.cli
 @pytest.mark.parametrize(
     ("patience", "silent", "said"),
     [
-        (60.0, False, "trainkit on tk0, which held the run, is gone, or out of reach"),
-        (1.0, True, "nothing was heard for 1 s of trainkit on tk0, which held the run, so that it ends"),
+        (60.0, False, "trainkit on tk0, which supervised the run, is gone, or out of reach"),
+        (1.0, True, "nothing was heard for 1 s of trainkit on tk0, which supervised the run, so that it ends"),
     ],
 )
 def test_a_node_says_why_it_ends(tmp_path: Path, patience: float, silent: bool, said: str) -> None:

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Kubernetes
 from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.runner.rundir.create import plan_text
-from trainkit.schedulers import kubectl, kubernetes
-from trainkit.schedulers.base import JobState, NoAnswerError, Output, Place, RefusedError, place_in
-from trainkit.schedulers.jobs import pods
-from trainkit.schedulers.kubectl import job_state, rehearsed, submitted
+from trainkit.schedulers import kubernetes
+from trainkit.schedulers.base import Job, JobRequest, JobState, NoAnswerError, Output, Place, Query, RefusedError
+from trainkit.schedulers.kubernetes import LABEL, accepted, job_state, submitted
+from trainkit.schedulers.kubernetes import SCHEDULER as KUBERNETES
+from trainkit.schedulers.registry import place_in
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
@@ -105,16 +106,17 @@ RECIPES = {
 
 @pytest.fixture
 def planned(layered: Layered, machine: Machine) -> Callable[[dict[str, Any]], Planned]:
-    """The plan of a recipe for a machine of two cards."""
+    """The plan of a recipe for a machine of two GPUs."""
     return lambda recipe: build_plan(layered(recipe), machine(2))
 
 
 Plans = Callable[[dict[str, Any]], Planned]
 
 
-def manifests(found: Planned) -> dict[str, str]:
+def manifests(found: Planned, recipe: str = "version: 1\nname: demo\n") -> Mapping[str, str]:
     """What is submitted, by the names of its files."""
-    return pods.files(found.plan, "version: 1\nname: demo\n", RUN)
+    record = {"recipe.yaml": recipe, "plan.json": plan_text(found.plan)}
+    return KUBERNETES.files(JobRequest(found.plan, record, "/record", RUN, {}))
 
 
 def objects(found: Planned) -> list[dict[str, Any]]:
@@ -193,7 +195,7 @@ def test_a_value_of_the_wrong_type_fails(planned: Plans, path: tuple[Any, ...], 
 def test_the_pods_find_the_recipe_and_the_plan_as_they_were_submitted(planned: Plans) -> None:
     found = planned(FULL)
     recipe = 'version: 1\nname: "x: #y"\n\nenv: {A: "\\ttab", B: \'é\'}   \n'
-    content = pods.files(found.plan, recipe, RUN)[kubernetes.CONFIG_MAP]
+    content = manifests(found, recipe)[kubernetes.CONFIG_MAP]
     data = yaml.safe_load(content)["data"]
     assert data == {"recipe.yaml": recipe, "plan.json": plan_text(found.plan)}
 
@@ -370,7 +372,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (with_pod(metadata={"name": "x"}), "metadata.name", "no field", ""),
     (with_pod({"tolerationz": []}), "spec.tolerationz", "no field", "tolerations"),
     (with_container(enw=[]), "spec.containers.0.enw", "no field", "env"),
-    (with_pod(metadata={"labels": {kubectl.LABEL: "x"}}), f"metadata.labels.{kubectl.LABEL}", "trainkit sets", "leave"),
+    (with_pod(metadata={"labels": {LABEL: "x"}}), f"metadata.labels.{LABEL}", "trainkit sets", "leave"),
     (with_pod(metadata={"labels": {"a": 1}}), "metadata.labels.a", "must be a text", "in quotes"),
     (with_pod({"nodeSelector": {"fast": True}}), "spec.nodeSelector.fast", "must be a text", "in quotes"),
     (with_pod({"restartPolicy": "Always"}), "spec.restartPolicy", "trainkit sets", "leave"),
@@ -464,40 +466,51 @@ REFUSALS = {
 
 @pytest.mark.parametrize("words", REFUSALS)
 def test_a_refusal_stands_at_the_key_that_it_names(words: str) -> None:
-    assert kubernetes.blamed(words) == REFUSALS[words]
+    assert KUBERNETES.blamed(words) == REFUSALS[words]
     with pytest.raises(RefusedError, match=re.escape(words)):
-        rehearsed(Output(1, "", words))
+        accepted(Output(1, "", words))
 
 
-def test_the_workload_is_what_was_submitted() -> None:
+def test_the_workload_is_what_was_submitted(
+    planned: Plans, layered: Layered, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     out = f"configmap/demo-{RUN}\nservice/demo-{RUN}\njob.batch/demo-{RUN}\n"
     assert submitted(Output(0, out, "")) == f"job/demo-{RUN}"
-    argv = ("kubectl", "create", "-o", "name", "-n", "training", "-f", "w.yaml")
-    query = kubectl.submission(argv)
-    assert query.read(Output(0, f"jobset.jobset.x-k8s.io/demo-{RUN}", "")) == f"training/jobset/demo-{RUN}"
-    assert kubectl.rehearsal(argv).argv == ("kubectl", "create", "--dry-run=server", *argv[2:])
+    asked: list[tuple[str, ...]] = []
+
+    def answer(query: Query[Any], _: object) -> Any:
+        asked.append(query.argv)
+        return query.read(Output(0, f"jobset.jobset.x-k8s.io/demo-{RUN}", ""))
+
+    monkeypatch.setattr(kubernetes, "ask", answer)
+    plan = planned(PLAIN).plan
+    request = JobRequest(plan, {"recipe.yaml": "", "plan.json": ""}, str(tmp_path), RUN, {})
+    assert KUBERNETES.submit(request) == Job(f"training/jobset/demo-{RUN}")
+    assert KUBERNETES.dry_run(request, layered(PLAIN)).said == "Kubernetes would take it: jobset"
+    files = [word for file in ("configmap.yaml", "workload.yaml") for word in ("-f", f"{tmp_path}/{file}")]
+    words = ("-o", "name", "-n", "training", *files)
+    assert asked == [("kubectl", "create", *words), ("kubectl", "create", "--dry-run=server", *words)]
     with pytest.raises(NoAnswerError, match="names no workload: configmap/x"):
         submitted(Output(0, "configmap/x\n", ""))
 
 
 def test_commands_for_a_job_name_its_namespace_and_its_label() -> None:
-    job = f"training/jobset/demo-{RUN}"
+    job = Job(f"training/jobset/demo-{RUN}")
     tail = ("-n", "training", "-l", f"trainkit/run=demo-{RUN}")
     resource = "jobsets.jobset.x-k8s.io"
-    assert kubectl.state(job).argv == ("kubectl", "get", f"{resource},pods", *tail, "-o", "json")
-    assert kubectl.cancel(job).argv == (
+    assert KUBERNETES.state(job).argv == ("kubectl", "get", f"{resource},pods", *tail, "-o", "json")
+    assert KUBERNETES.cancel(job, now=False).argv == (
         "kubectl", "delete", f"{resource},services,configmaps", *tail, "-o", "name", "--wait=false"
     )  # fmt: skip
-    assert kubectl.cancel(job, now=True).argv == (
+    assert KUBERNETES.cancel(job, now=True).argv == (
         "kubectl", "delete", f"{resource},services,configmaps,pods", *tail, "-o", "name", "--wait=false", "--now"
     )  # fmt: skip
-    read = kubectl.cancel(job).read
+    read = KUBERNETES.cancel(job, now=False).read
     removed = "jobset.jobset.x-k8s.io/demo", "configmap/demo"
     assert read(Output(0, "\n".join(removed), "")) == removed
     assert read(Output(0, "No resources found\n", "")) == ()
-    assert kubectl.attach(job, "p-1", ("sh",), terminal=True) == (
-        "kubectl", "exec", "-i", "-t", "-n", "training", "p-1", "--", "sh"
-    )  # fmt: skip
+    argv, _ = KUBERNETES.attach(job, "p-1", ("sh",), terminal=True, section=Kubernetes, environ={})
+    assert argv == ("kubectl", "exec", "-i", "-t", "-n", "training", "p-1", "--", "sh")
 
 
 # Lists as `kubectl get KIND,pods -o json` prints them, cut to the fields that are read; their shape is that of the API

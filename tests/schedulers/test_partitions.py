@@ -12,8 +12,10 @@ from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Slurm
+from trainkit.schedulers import slurm
 from trainkit.schedulers.base import Query
 from trainkit.schedulers.jobs import submitting
+from trainkit.schedulers.slurm import Slurm as SlurmScheduler
 
 MOST = {"short": "01:00:00", "tiny": "10:00", "long": "7-00:00:00", "open": "UNLIMITED"}
 RECIPE = "version: 1\nname: r\ndevices: {type: cpu}\ndata: {kind: random}\ntrain: {steps: 1}\n"
@@ -41,11 +43,11 @@ def test_a_job_starts_in_any_partition_that_allows_its_time(
     def answer(query: Query[dict[str, str]], _environ: object) -> dict[str, str]:
         return {"PartitionName": query.argv[-1], "MaxTime": MOST[query.argv[-1]]}
 
-    monkeypatch.setattr(submitting, "ask", answer)
+    monkeypatch.setattr(slurm, "ask", answer)
     section = f'{{kind: slurm, partition: "{partitions}", time: "{time}"}}'
     resolved = solve(f"{RECIPE}cluster: {section}\n")
     assert isinstance(resolved.recipe.cluster, Slurm)
-    found = [*submitting._limits(resolved.recipe.cluster, resolved, build_plan(resolved, here).plan, {})]
+    found = [*SlurmScheduler()._limits(resolved.recipe.cluster, resolved, build_plan(resolved, here).plan, {})]
     assert [each.severity for each in found] == ([severity] if severity else [])
     assert all(said in each.what for each in found)
 
@@ -81,10 +83,10 @@ def test_the_limits_are_those_of_the_cluster_that_the_recipe_names(
             return {"KillWait": "9000" if far else "1"}
         return {"PartitionName": "p", "MaxTime": "UNLIMITED" if far else "00:05:00"}
 
-    monkeypatch.setattr(submitting, "ask", answer)
+    monkeypatch.setattr(slurm, "ask", answer)
     section = f'{{kind: slurm, time: "1:00:00", sbatch: [{words and repr(words)}], requeue: {{after: []}}}}'
     resolved = solve(f"{RECIPE}cluster: {section}\n")
-    found = submitting.rehearse(build_plan(resolved, here).plan, resolved, {}, str(tmp_path))
+    found = submitting.dry_run(build_plan(resolved, here).plan, resolved, {}, str(tmp_path))
     assert bool(found.refused) is refused
     assert any("KillWait" in each.what for each in found.remarks) is refused
     of_scontrol = [argv for argv in asked if argv[0] == "scontrol"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainkit.errors import MachineError
-from trainkit.schedulers.base import Allocation, Place, place_in
+from trainkit.schedulers.base import Allocation, Place
+from trainkit.schedulers.registry import place_in
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "tk[1-2]"}
 BATCH = {**JOB, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "1(x2)"}
@@ -22,7 +23,7 @@ def test_a_step_says_which_node_it_is_on_and_who_the_others_are() -> None:
 
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": "4294967291"}])
 def test_the_batch_script_and_the_shell_of_salloc_are_no_node(step: dict[str, str]) -> None:
-    assert place_in({**BATCH, **step}) == Allocation(2, "7")
+    assert place_in({**BATCH, **step}) == Allocation(2, "7", "slurm")
 
 
 def test_several_processes_on_a_node_are_refused_with_the_way_out() -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from trainkit.schedulers.jobs.ssh_runs import Node
+from trainkit.schedulers.jobs.ssh_supervisor import Node
 
 EACH = 4000
 pytestmark = pytest.mark.cli

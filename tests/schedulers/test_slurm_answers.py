@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainkit.schedulers import slurm_answers as read
+from trainkit.schedulers import slurm as read
 from trainkit.schedulers.base import Job, JobState, NoAnswerError, Output, RefusedError
-from trainkit.schedulers.slurm import in_queue
 
 JOB = (
     "JobId=1 JobName=a b UserId=root(0) Priority=4294901759 Account=(null) JobState={state} Reason={reason} "
@@ -145,21 +144,21 @@ def test_a_submission_that_may_have_succeeded_is_no_refusal(output: Output) -> N
 
 def test_a_job_is_found_in_the_queue_by_its_script() -> None:
     shown = "16|/r/a/job.sh\n17|/r/with | and space/job.sh\n18|(null)\nslurm_load_jobs: hello\n"
-    assert read.in_queue(Output(0, shown, ""), "/r/with | and space/job.sh") == Job("17")
-    assert read.in_queue(Output(0, shown, ""), "/r/b/job.sh") is None
+    assert read.found_in_queue(Output(0, shown, ""), "/r/with | and space/job.sh") == Job("17")
+    assert read.found_in_queue(Output(0, shown, ""), "/r/b/job.sh") is None
     with pytest.raises(RefusedError, match="Unable to contact"):
-        read.in_queue(Output(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), "/r/a/job.sh")
-    query = in_queue("r", "/r/a/job.sh", "#!/bin/bash\n#SBATCH --job-name=r -M b,c\nsleep 1\n")
+        read.found_in_queue(Output(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), "/r/a/job.sh")
+    query = read.in_queue("r", "/r/a/job.sh", "#!/bin/bash\n#SBATCH --job-name=r -M b,c\nsleep 1\n")
     assert query.argv[-1] == "--clusters=b,c"
 
 
-def test_a_rehearsal_says_when_and_where() -> None:
+def test_a_dry_run_says_when_and_where() -> None:
     said = "sbatch: Job 4 to start at 2026-11-22T21:57:40 using 2 processors on nodes tk[1-2] in partition main\n"
-    assert read.rehearsed(Output(0, "", said)) == (
+    assert read.accepted(Output(0, "", said)) == (
         "Slurm would start it at 2026-11-22T21:57:40 on tk[1-2] (partition main)"
     )
     with pytest.raises(RefusedError, match=r"^Requested node configuration"):
-        read.rehearsed(Output(1, "", "allocation failure: Requested node configuration is not available\n"))
+        read.accepted(Output(1, "", "allocation failure: Requested node configuration is not available\n"))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from trainkit.launch_plan.render.explain import render
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema import Ssh as Section
 from trainkit.schedulers import ssh
-from trainkit.schedulers.base import Output, RefusedError
+from trainkit.schedulers.base import Job, Output, RefusedError
 
 Solve = Callable[..., Resolved]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
@@ -110,7 +111,11 @@ def test_where_ssh_goes_is_read_from_its_own_words() -> None:
     assert query.read(Output(0, "user me\nhostname 10.0.0.5\nport 2222\n", "")) == ssh.Address("10.0.0.5", "2222")
     with pytest.raises(RefusedError, match="Bad owner"):
         query.read(Output(255, "", "Bad owner or permissions on ~/.ssh/config\n"))
-    assert shlex.split(ssh.attach(("ssh", "-T", "-p2"), "gpu1", ("a b", "c"), terminal=True)[-1]) == ["a b", "c"]
+    section = Section(hosts=["gpu1"], options=["-p2"])
+    given = (Job("1"), "gpu1", ("a b", "c"))
+    argv, _ = ssh.Ssh().attach(*given, terminal=True, section=lambda: section, environ={})
+    assert (argv[0], "-p2" in argv, "-T" in argv, "-tt" in argv) == ("ssh", True, False, True)
+    assert shlex.split(argv[-1]) == ["a b", "c"]
 
 
 @pytest.mark.cli

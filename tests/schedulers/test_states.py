@@ -14,14 +14,15 @@ import pytest
 
 from trainkit.errors import MachineError
 from trainkit.files import hold_lock
+from trainkit.recipe.schema import Ssh
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_run
 from trainkit.schedulers.base import JobState, Query, RefusedError, State
 from trainkit.schedulers.jobs import following, states
 from trainkit.schedulers.jobs.records import (
     DAMAGED,
-    HELD,
     SUBMISSION,
+    SUPERVISED,
     Submission,
     read_submission,
     require_own,
@@ -110,7 +111,7 @@ def test_what_is_unknown_is_never_removed(run: RunLayout, content: str, word: st
 
 
 def test_a_run_that_is_held_before_its_first_node_begins_is_kept(run: RunLayout) -> None:
-    lock = hold_lock(run.root / HELD)
+    lock = hold_lock(run.root / SUPERVISED)
     try:
         write(run, state="starting", host=HERE)
         assert prunable([read_run(run.root)], keep=0) == []
@@ -144,13 +145,13 @@ def test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done(
         assert require_own(run) is not DAMAGED
         with pytest.raises(MachineError, match="another user's"):
             if scheduler == "ssh":
-                following.attach_command(run, 0, ("id",), lambda _: ("ssh",), {}, terminal=False)
+                following.attach_command(run, 0, ("id",), lambda _: Ssh(), {}, terminal=False)
             else:
                 following.save(run, {})
     os.chown(run.plan, 12345, -1)
     write_submission(run, Submission("ssh", "77"))
     os.chown(run.root / SUBMISSION, 12345, -1)
-    argv, _ = following.attach_command(run, 0, ("id",), lambda _: ("ssh",), {}, terminal=False)
+    argv, _ = following.attach_command(run, 0, ("id",), lambda _: Ssh(), {}, terminal=False)
     assert "root@elsewhere" in argv
 
 

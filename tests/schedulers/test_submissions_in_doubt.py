@@ -15,10 +15,11 @@ from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.schedulers import slurm
 from trainkit.schedulers.base import NoAnswerError
-from trainkit.schedulers.jobs import arrays, submitting
-from trainkit.schedulers.jobs.arrays import Task, submit_array
+from trainkit.schedulers.jobs import submitting
 from trainkit.schedulers.jobs.records import Submission, read_submission
+from trainkit.schedulers.jobs.submitting import Task, submit_array
 
 pytestmark = pytest.mark.cli
 
@@ -46,9 +47,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN", str(tmp_path))
-    monkeypatch.setattr(submitting, "SUBMIT_SECONDS", 5.0)
-    monkeypatch.setattr(submitting, "LATE_SECONDS", 0.5)
-    monkeypatch.setattr(submitting, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "SUBMIT_SECONDS", 5.0)
+    monkeypatch.setattr(slurm, "LATE_SECONDS", 0.5)
+    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.1)
 
     def put(**scripts: str) -> None:
         for name, script in scripts.items():
@@ -109,8 +110,8 @@ def test_a_job_that_slurm_took_is_the_submission_whatever_sbatch_says(
     sbatch: str,
 ) -> None:
     if sbatch.endswith("sleep 60"):
-        monkeypatch.setattr(submitting, "SUBMIT_SECONDS", 0.2)
-        monkeypatch.setattr(submitting, "LATE_SECONDS", 30.0)
+        monkeypatch.setattr(slurm, "SUBMIT_SECONDS", 0.2)
+        monkeypatch.setattr(slurm, "LATE_SECONDS", 30.0)
     stand_in(sbatch=sbatch, squeue=SQUEUE)
     layout, job = submitted(planned(SLURM).plan)
     assert (job, runs(tmp_path)) == ("17", [layout.root])
@@ -163,7 +164,7 @@ def test_a_job_that_cannot_be_written_down_is_taken_back(
         raise OSError("no space left")
 
     stand_in(sbatch="echo '17;far'", scancel='echo "$@" >>"$STAND_IN/cancelled"')
-    monkeypatch.setattr(arrays if array else submitting, "write_submission", full)
+    monkeypatch.setattr(submitting, "write_submission", full)
     task = planned(SLURM)
     with pytest.raises(OSError, match="no space left"):
         if array:

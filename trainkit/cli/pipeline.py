@@ -229,7 +229,8 @@ def run_request(
     from trainkit.launch_plan.render import shell
     from trainkit.recipe.yaml_writer import resolved_yaml
     from trainkit.runner.execute import RunRequest
-    from trainkit.schedulers.base import Place, place_in
+    from trainkit.schedulers.base import Place
+    from trainkit.schedulers.registry import place_in
 
     # Pinned, so that the run directory's recipe means the same files for ever.
     text = resolved_yaml(replace(resolved, recipe=pinned(resolved.recipe, planned.plan.repositories)))

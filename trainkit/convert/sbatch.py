@@ -15,8 +15,7 @@ from trainkit.convert.shell.rewriting import RANKS, is_open
 from trainkit.errors import Origin
 from trainkit.planner.env import DECIDED
 from trainkit.recipe.yaml_writer import recipe_name
-from trainkit.schedulers.slurm import NAMED, SET_HERE
-from trainkit.schedulers.slurm_answers import UNLIMITED
+from trainkit.schedulers.slurm import NAMED, SET_HERE, UNLIMITED
 from trainkit.schedulers.slurm_options import MAGIC, Option, directives, options
 from trainkit.tools.base.draft import Draft, argv_origin, number_of
 from trainkit.tools.registry import launcher_of

@@ -15,8 +15,7 @@ from trainkit.machine.selection import ORDER, kind_of_cards
 from trainkit.planner.expected import is_verified
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image
-from trainkit.recipe.schema.cluster import Cluster, Kubernetes, Slurm
-from trainkit.schedulers.registry import cores_of_node
+from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.text import counted
 from trainkit.tools.compile_backends import records_graphs
 from trainkit.tools.containers.engines import environment as caches
@@ -34,17 +33,11 @@ def hang_watch(context: Context) -> HangWatch:
     asked = context.recipe.hang
     after = None if asked.after_seconds == "auto" else float(asked.after_seconds)
     if asked.then == "auto":
-        again = _starts_again(context.recipe.cluster)
+        cluster = context.recipe.cluster
+        again = cluster.kind in SCHEDULERS and "hang" in SCHEDULERS[cluster.kind].restarts_after(cluster)
         reason = "it is started again" if again else "nothing would start it again"
         return HangWatch(after, asked.start_seconds, ends=again, reason=reason)
     return HangWatch(after, asked.start_seconds, ends=asked.then == "end", reason="hang.then says so")
-
-
-def _starts_again(cluster: Cluster) -> bool:
-    """Whether a run that has ended for a hang goes on by itself from its newest checkpoint."""
-    if isinstance(cluster, Kubernetes):
-        return cluster.restarts > 0
-    return isinstance(cluster, Slurm) and "hang" in cluster.requeue.after
 
 
 def has_heartbeat(context: Context) -> bool:

@@ -15,6 +15,7 @@ from trainkit.launch_plan.provenance import module, texts
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
 from trainkit.recipe.schema.training import PushToHub
+from trainkit.schedulers.registry import SCHEDULERS
 from trainkit.text import format_size
 
 _ROLES = {"model.path": "model", "peft.path": "adapters", "data.tokenizer": "tokenizer", "data.path": "data set"}
@@ -111,7 +112,8 @@ def notices(context: Context) -> Iterator[Diagnostic]:
 
 def _without_token(context: Context, key: str) -> Iterator[Diagnostic]:
     """A warning where the ranks run in a container that does not get the token that a setting needs."""
-    pods = context.recipe.cluster.kind == "kubernetes"
+    scheduler = SCHEDULERS.get(context.recipe.cluster.kind)
+    pods = scheduler is not None and not scheduler.shares_folder
     apart = pods or not isinstance(context.recipe.container, NoContainer)
     if apart and "HF_TOKEN" not in context.recipe.env_from:
         hint = "list HF_TOKEN under env_from, unless a mounted home has the file of `hf auth login`"

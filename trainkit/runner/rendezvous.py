@@ -11,7 +11,8 @@ from pathlib import Path
 
 from trainkit.errors import MachineError
 from trainkit.launch_plan.model import Plan
-from trainkit.schedulers.base import NODE_RANKS, Place, place_in
+from trainkit.schedulers.base import Place
+from trainkit.schedulers.registry import NODE_RANKS, place_in
 
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 15000

@@ -1,24 +1,34 @@
-"""Slurm's short form of host names: ``gpu[01-03,7]-[a,b],login``. What `scontrol show hostnames` writes out."""
+"""What every scheduler is: the class, what its commands are asked and answer, and lists of hosts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Job as PlannedJob
+from trainkit.launch_plan.model import Plan, Variable, bind_words
 from trainkit.launch_plan.provenance import SourcedJob
+from trainkit.recipe.resolved import Resolved
+from trainkit.recipe.schema.cluster import Cluster
 
+SCRIPT = "job.sh"  # of a job with a job script, in the run directory
 MOST = 100_000  # hosts; a range of more is no list of a cluster's nodes
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Every host, in the order of the list. ValueError for what is no such list, or one of more than 100,000 hosts."""
+    """Every host of a list in Slurm's short form, ``gpu[01-03,7]-[a,b],login``, in its order.
+
+    ValueError for what is no such list, or one of more than 100,000 hosts.
+    """
     found: list[str] = []
     for entry in _entries(text):
         choices = [[*_choices(inner)] if inner or whole.startswith("[") else [whole] for whole, inner in _pieces(entry)]
@@ -72,13 +82,17 @@ def _choices(inner: str) -> Iterator[str]:
             raise ValueError(f"[{inner}] has an empty part")
 
 
-# Slurm's steps that are no step of srun: the batch script and salloc's shell (slurm.h, from NO_VAL downwards).
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-# They number the nodes of a job from 0: Kubernetes (indexed job), PBS, then SageMaker, Azure ML and others.
-OTHER_NODE_RANKS = ("JOB_COMPLETION_INDEX", "PBS_NODENUM", "NODE_RANK")
-NODE_RANKS = ("SLURM_NODEID", *OTHER_NODE_RANKS)
-# What trainkit's own manifests tell a pod: the pods' host names in Slurm's short form, and the name of this start.
-POD_HOSTS, POD_START = "TRAINKIT_POD_HOSTS", "TRAINKIT_POD_START"
+def hosts_in(text: str) -> tuple[str, ...]:
+    """The same; none of what is no list."""
+    try:
+        return expand(text)
+    except ValueError:
+        return ()
+
+
+def number_in(environ: Mapping[str, str], *names: str) -> int | None:
+    """The first of the variables that is a whole number."""
+    return next((int(value) for name in names if (value := environ.get(name, "")).isdecimal()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,63 +111,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Nodes of a Slurm job whose step has not begun: in the batch script, or salloc's shell."""
+    """Nodes of a job whose step has not begun: in the batch script, or the shell of an interactive job."""
 
     nodes: int
     job: str
-
-
-def place_in(environ: Mapping[str, str]) -> Place | Allocation | None:
-    """Where this process is; None outside of any job. Raises MachineError for several processes on one node."""
-    if "SLURM_JOB_ID" in environ:
-        return _in_slurm(environ)
-    if POD_HOSTS in environ and (node := _number(environ, "JOB_COMPLETION_INDEX")) is not None:
-        hosts = _hosts(environ[POD_HOSTS])
-        return Place(node, len(hosts) or None, hosts, environ.get(POD_START, ""))
-    for name in OTHER_NODE_RANKS:
-        if (value := environ.get(name, "")).isdecimal():
-            return Place(int(value))
-    return None
-
-
-def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether this is a process of a step of srun, whose nodes have one console."""
-    return "SLURM_JOB_ID" in environ and isinstance(place_in(environ), Place)
-
-
-def _in_slurm(environ: Mapping[str, str]) -> Place | Allocation:
-    job, step = environ["SLURM_JOB_ID"], _number(environ, "SLURM_STEP_ID")
-    if step is None or step >= FIRST_SPECIAL_STEP:  # SLURM_NODEID is 0 there, too
-        return Allocation(_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1, job)
-    nodes = _number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or nodes
-    if tasks > nodes:
-        raise MachineError(
-            f"Slurm starts {tasks} processes on {nodes} nodes: trainkit is started once on each node, and starts its "
-            "ranks itself",
-            hint="srun --ntasks-per-node=1 trainkit run …; nodes.processes_per_node says how many ranks a node has",
-        )
-    hosts = _hosts(environ.get("SLURM_STEP_NODELIST", ""))
-    node = _number(environ, "SLURM_NODEID") or 0
-    return Place(node, nodes, hosts if len(hosts) == nodes else (), start_of(job, str(step), environ))
-
-
-def start_of(job: str, step: str, environ: Mapping[str, str]) -> str:
-    """The name of a start by a step of a job. A requeued job has the same number: its restarts tell them apart."""
-    return f"{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
-
-
-def _hosts(text: str) -> tuple[str, ...]:
-    """Those of a list in Slurm's short form; none where it is none."""
-    try:
-        return expand(text)
-    except ValueError:
-        return ()
-
-
-def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    """The first of the variables that is a whole number."""
-    return next((int(value) for name in names if (value := environ.get(name, "")).isdecimal()), None)
+    scheduler: str
 
 
 Answer = TypeVar("Answer")
@@ -164,7 +126,7 @@ _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command has said. code: its exit code."""
+    """What a command has printed. code: its exit code."""
 
     code: int
     out: str
@@ -172,17 +134,33 @@ class Output:
 
     @property
     def words(self) -> str:
-        """What it says of a failure, in one line."""
+        """The message of a failure, in one line."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return "; ".join(dict.fromkeys(lines))
 
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[Answer]):
-    """A command for the scheduler, and the reader of what it says. The reader raises RefusedError."""
+    """A command for the scheduler, and the reader of its output. The reader raises RefusedError.
+
+    environ: the variables that the command gets, of those that are set.
+    """
 
     argv: tuple[str, ...]
     read: Callable[[Output], Answer]
+    environ: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+
+
+class RefusedError(Exception):
+    """The scheduler has refused, in its own words."""
+
+
+class EndedError(RefusedError):
+    """It has refused because the job has ended meanwhile."""
+
+
+class NoAnswerError(MachineError):
+    """A command has printed nothing in time, or nothing that can be read: its effect is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,44 +169,6 @@ class Job:
 
     id: str
     cluster: str = ""
-
-
-class Scheduler(Protocol):
-    """What a module of a scheduler has for planning, and for everyone who looks at a job."""
-
-    JOB_ID: str  # pattern of a job's number, with ASCII digits
-
-    def problems(self, context: Context) -> Iterator[Diagnostic]:
-        """What is wrong with its section, whatever the cluster says."""
-
-    def job(self, context: Context) -> SourcedJob:
-        """What is submitted, by which command, and how it starts on the nodes."""
-
-    def cores(self, context: Context) -> tuple[int, tuple[str, ...]] | None:
-        """Processors that the job asks for on each node, and the keys that decide them; None where it asks for none."""
-
-    def states(self, job: Job) -> Query[dict[str, JobState]]:
-        """What it knows of a job, and of the other tasks of its array, by their numbers; nothing of what is gone."""
-
-    def queue(self, job: Job, uid: int) -> Query[Mapping[str, State]] | None:
-        """The jobs of a user that it has still, by their numbers; None where a job that has ended is never begun again.
-
-        job: one of them, which says on which cluster.
-        """
-
-    def past(self, job: Job) -> Query[JobState] | None:
-        """What it knows of a job that is gone; None where it keeps no accounts."""
-
-    def controller(self) -> Query[str] | None:
-        """Who answers, where several that count jobs for themselves may be asked from one home folder."""
-
-
-class RefusedError(Exception):
-    """The scheduler has refused, in its own words."""
-
-
-class NoAnswerError(MachineError):
-    """A command has said nothing in time, or nothing that can be read: nobody knows what it has done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +180,7 @@ class JobState:
 
     state: State
     reason: str = ""
-    nodes: str = ""  # in the scheduler's short form
+    nodes: str = ""  # in the short form that `expand` reads
     restarts: int = 0
     exit_code: int | None = None
     why: Literal["", "cancelled", "time_limit", "preemption", "node_failure", "out_of_memory"] = ""
@@ -261,3 +201,248 @@ class JobState:
             and (self.uid is None or uid is None or self.uid == uid)
             and (not self.files or any((found[0] if found else run_id) in each for each in self.files))
         )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What is submitted of a run. record: the files of its run directory that may be needed elsewhere, by name.
+
+    script: instead of the plan's own, for the tasks of an array; tasks: how many, at_most: running at a time.
+    """
+
+    plan: Plan
+    record: Mapping[str, str]
+    run_dir: str
+    run_id: str
+    environ: Mapping[str, str]
+    script: str | None = None
+    tasks: int = 0
+    at_most: int | None = None
+
+    @property
+    def job(self) -> PlannedJob:
+        """As planned."""
+        assert self.plan.job is not None
+        return self.plan.job
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The planned command."""
+        return bind_words(self.job.submit, {Variable.RUN_DIR: self.run_dir})
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What the scheduler says of a job before it is submitted. remarks: to be shown; refused: why it would not run."""
+
+    said: str
+    remarks: tuple[Diagnostic, ...] = ()
+    refused: tuple[Diagnostic, ...] = ()
+
+
+class Scheduler(ABC):
+    """All that depends on who gives the machines.
+
+    A method that answers None has nothing to ask. Those that raise NotImplementedError are never called where an
+    attribute says that the scheduler does not work so.
+    """
+
+    kind: ClassVar[str]  # as of `cluster.kind`
+    title: ClassVar[str]  # for people
+    job_id: ClassVar[str]  # pattern of a job's number, with ASCII digits
+    # Whether there is no queue: the process that submits starts the nodes, and supervises the run to its end.
+    supervised: ClassVar[bool] = False
+    # Whether the machine that submits sees the run directory: it is made there, and its files say what a run is doing.
+    shares_folder: ClassVar[bool] = True
+    # Whether the nodes of a job have one console.
+    one_console: ClassVar[bool] = True
+    # Whether what was made for a run stays when the run has ended, until it is cancelled.
+    stays: ClassVar[bool] = False
+    # How many tasks an array has at least; 0 where there are no arrays.
+    least_tasks: ClassVar[int] = 0
+
+    # Planning.
+
+    @abstractmethod
+    def problems(self, context: Context) -> Iterator[Diagnostic]:
+        """What is wrong with its section, whatever the cluster says."""
+
+    @abstractmethod
+    def job(self, context: Context) -> SourcedJob:
+        """What is submitted, by which command, and how it starts on the nodes."""
+
+    def cores(self, context: Context) -> tuple[int, tuple[str, ...]] | None:
+        """Processors that the job asks for on each node, and the keys that decide them; None where it asks for none."""
+        return None
+
+    def restarts_after(self, section: Cluster) -> Sequence[str]:
+        """After what a run is started again by itself, as `cluster.requeue.after` calls it."""
+        return ()
+
+    # Inside of a job.
+
+    def place(self, environ: Mapping[str, str]) -> Place | Allocation | None:
+        """Where this process is; None outside of its jobs. Raises MachineError for several processes on one node."""
+        return None
+
+    def own_job(self, environ: Mapping[str, str]) -> str:
+        """The number of the job that this process is in; empty outside."""
+        return ""
+
+    def restarts(self, environ: Mapping[str, str]) -> int:
+        """How often the scheduler has started this job again."""
+        return 0
+
+    # Submitting.
+
+    def dry_run(self, request: JobRequest, resolved: Resolved) -> DryRun:
+        """Ask whether it would take the job, whose run directory is a folder that is removed afterwards.
+
+        MachineError where the scheduler cannot be asked.
+        """
+        raise NotImplementedError
+
+    def files(self, request: JobRequest) -> Mapping[str, str]:
+        """The files of the run directory that are submitted, by their names. MachineError where there can be none."""
+        raise NotImplementedError
+
+    def submit(self, request: JobRequest) -> Job:
+        """Submit the files. Raises RefusedError and MachineError where there is no job, NoAnswerError in doubt."""
+        raise NotImplementedError
+
+    def expected_job(self, request: JobRequest) -> str:
+        """The number of a job whose submission is in doubt; empty where only the scheduler could say it."""
+        return ""
+
+    def blamed(self, words: str) -> str:
+        """The recipe key that asks for what the scheduler refuses in these words."""
+        return "cluster"
+
+    def array_script(self, lines: Sequence[str], directory: str, stem: str, count: int, at_most: int | None) -> str:
+        """The job script of an array of count tasks, of the lines of one job's.
+
+        directory: what stands in them for the run directory, which of a task is stem, a dash and its number.
+        """
+        raise NotImplementedError
+
+    def task(self, job_id: str, number: int) -> str:
+        """The number of a task of an array job."""
+        raise NotImplementedError
+
+    def task_of(self, job_id: str) -> tuple[str, int] | None:
+        """The number of an array job, and of the task in it; None of a job that is none."""
+        return None
+
+    def is_named(self, job_id: str, word: str) -> bool:
+        """Whether people mean a job by a word."""
+        return job_id == word
+
+    # Looking at jobs.
+
+    def state(self, job: Job) -> Query[JobState]:
+        """What it knows of a job; gone or unknown where it knows it no more."""
+        raise NotImplementedError
+
+    def states(self, job: Job) -> Query[dict[str, JobState]]:
+        """What it knows of a job, and of the other tasks of its array, by their numbers; nothing of what is gone."""
+        query = self.state(job)
+
+        def read(output: Output) -> dict[str, JobState]:
+            found = query.read(output)
+            return {} if found.state == "gone" else {job.id: found}
+
+        return Query(query.argv, read, query.environ)
+
+    def queue(self, job: Job, uid: int) -> Query[Mapping[str, State]] | None:
+        """The jobs of a user that it has still, by their numbers; None where a job that has ended is never begun again.
+
+        job: one of them, which says on which cluster.
+        """
+        return None
+
+    def past(self, job: Job) -> Query[JobState] | None:
+        """What it knows of a job that is gone; None where it keeps no accounts."""
+        return None
+
+    def controller(self) -> Query[str] | None:
+        """Who answers, where several that count jobs for themselves may be asked from one home folder."""
+        return None
+
+    # Acting on jobs.
+
+    def cancel(self, job: Job, *, now: bool) -> Query[tuple[str, ...]]:
+        """End a job, or take it out of the queue; what was removed, for people. now: without the time to save."""
+        raise NotImplementedError
+
+    def end(self, job: Job) -> Query[None]:
+        """Ask the job script of a running job to end the run in order."""
+        raise NotImplementedError
+
+    def save(self, job: Job, nodes: Sequence[str], python: str) -> Query[None]:
+        """Ask a running job to save a checkpoint. python: the interpreter there."""
+        raise NotImplementedError
+
+    def attach(
+        self,
+        job: Job,
+        host: str,
+        argv: Sequence[str],
+        *,
+        terminal: bool,
+        section: Callable[[], Cluster],
+        environ: Mapping[str, str],
+    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """The command that runs another one on a node of a running job, and its variables. section: of its recipe."""
+        raise NotImplementedError
+
+    def logs(self, job: Job, node: int | None, *, follow: bool) -> tuple[str, ...]:
+        """The command that prints what a node has said, or (None) all: where the run directory is not shared."""
+        raise NotImplementedError
+
+    # In the job script: `trainkit job batch`.
+
+    save_signal: ClassVar[signal.Signals] = signal.SIGUSR2  # that `save` sends it
+    # Whether SIGUSR1 comes some seconds before the time limit, as planned. Else the job script looks at the clock.
+    warns: ClassVar[bool] = True
+    # Whether the script waits to be ended, once its job is queued again or cancelled.
+    ends_script: ClassVar[bool] = False
+
+    def starts_step(self, words: Sequence[str], run_dir: str) -> bool:
+        """Whether planned words are those that start the command behind them once on each node of the job."""
+        raise NotImplementedError
+
+    def home(self, content: str, environ: Mapping[str, str]) -> tuple[str, str]:
+        """The cluster that a job's script names, and the one that has it, by the variables of the job."""
+        return "", ""
+
+    def requeue(self, job: Job, run_dir: str) -> Query[str]:
+        """Queue a running job again; its number from then on."""
+        raise NotImplementedError
+
+    def exclude(self, job: Job, hosts: Sequence[str]) -> Query[None] | None:
+        """Keep a job that was queued again off all of these hosts; None where that cannot be asked for."""
+        return None
+
+    # In an allocation, where `trainkit run` starts itself on each node.
+
+    def step(
+        self, allocation: Allocation, nodes: int, environ: Mapping[str, str], name: str, argv: Sequence[str]
+    ) -> tuple[str, ...]:
+        """What starts a command once on each of some nodes. name: of the step. MachineError where there are fewer."""
+        raise NotImplementedError
+
+    def steps(self, job_id: str) -> Query[dict[str, str]]:
+        """The steps of a job by their names."""
+        raise NotImplementedError
+
+    def send(self, step: str, signal: str) -> Query[None]:
+        """Send a signal to every process of a step."""
+        raise NotImplementedError
+
+    def beside(self, job_id: str, host: str, argv: Sequence[str]) -> Query[bool]:
+        """Run a command on a node of a running job; whether it succeeds."""
+        raise NotImplementedError
+
+    def start_of(self, job_id: str, step: str, environ: Mapping[str, str]) -> str:
+        """The name of a start, as of `Place`, by a step of a job."""
+        raise NotImplementedError

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from typing import TypeVar
 
 from trainkit.errors import MachineError
-from trainkit.schedulers.base import NoAnswerError, Output, Query, RefusedError
-from trainkit.schedulers.slurm import without_settings
+from trainkit.schedulers.base import Answer, NoAnswerError, Output, Query, RefusedError
 
 SECONDS = 20.0  # a controller that has not answered by then is taken for one that does not
-Answer = TypeVar("Answer")
 
 
 def ask(query: Query[Answer], environ: Mapping[str, str] | None = None, seconds: float = SECONDS) -> Answer:
-    """Run the command and read what it says.
+    """Run the command and read what it prints.
 
     Raises RefusedError in the scheduler's own words, MachineError where the command is missing, and NoAnswerError.
     """
-    tool = query.argv[0]
-    env = without_settings(os.environ if environ is None else environ, tool)
+    tool, env = query.argv[0], query.environ(os.environ if environ is None else environ)
     try:
         done = subprocess.run(
             query.argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False

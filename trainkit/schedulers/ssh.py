@@ -9,18 +9,20 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from trainkit.errors import Diagnostic
+from trainkit.errors import Diagnostic, MachineError
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import SourcedJob, Token, setup_lines, sourced_job, token
-from trainkit.recipe.schema import Recipe, Ssh
-from trainkit.schedulers.base import Output, Query, RefusedError
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema import Ssh as Section
+from trainkit.recipe.schema.cluster import Cluster
+from trainkit.schedulers.base import Job, Output, Query, RefusedError, Scheduler
 
 SCRIPT = "node.sh"
-JOB_ID = r"[1-9]\d{0,9}"  # of the process that holds the run
 ALIVE_SECONDS = 10  # between ssh's questions whether the machine still answers; after three without an answer it ends
 # Options of ssh(1) that may be given, by whether a word follows them.
 WITH_VALUE, ALONE = "BbcDEeFIiJLlmPpRw", "46AaCgKkqvXxYy"
@@ -51,26 +53,76 @@ SET = re.compile(r"[ \t]*([A-Za-z0-9]+)(?:[ \t]*=[ \t]*|[ \t]+|$)(.*)")  # ssh k
 HELD = "the run lasts as long as this input is open"
 
 
-def problems(context: Context) -> Iterator[Diagnostic]:
-    """What is wrong with the section, whatever the machines say."""
-    section, error, nodes = _section(context.recipe), context.resolved.error, context.recipe.nodes.count
-    if not section.hosts:
-        yield error("cluster.hosts", "cluster.hosts names no machine", "hosts: [gpu1, gpu2], as ssh knows them")
-        return
-    for position, host in enumerate(section.hosts):
-        if bare(host) in [bare(each) for each in section.hosts[:position]]:
-            what = f"cluster.hosts names {bare(host)} twice"
-            why = "trainkit is started once on each machine, and starts the ranks itself"
-            hint = "name it once; nodes.processes_per_node says how many ranks it has"
-            yield error(f"cluster.hosts.{position}", what, hint, why=why)
-    if nodes != len(section.hosts):
-        what = f"nodes.count is {nodes}, and cluster.hosts names {len(section.hosts)}"
-        yield error("nodes.count", what, "leave nodes.count out, or name as many hosts")
-    if len(section.hosts) > 1 and context.recipe.nodes.rendezvous == "auto" and _is_loopback(bare(section.hosts[0])):
-        what = f"the first of cluster.hosts is {section.hosts[0]}, which is another machine for each of the others"
-        yield error("cluster.hosts.0", what, "name it as the others reach it, or set nodes.rendezvous to host:port")
-    if found := _wrong_option(section.options):
-        yield error("cluster.options", *found)
+class Ssh(Scheduler):
+    """Nobody queues the run: `trainkit submit` starts it on all hosts, and stays."""
+
+    kind, title = "ssh", "ssh"
+    job_id = r"[1-9]\d{0,9}"  # of the process that supervises the run
+    supervised: ClassVar[bool] = True
+
+    def problems(self, context: Context) -> Iterator[Diagnostic]:
+        section, error, nodes = section_of(context.recipe), context.resolved.error, context.recipe.nodes.count
+        if not section.hosts:
+            yield error("cluster.hosts", "cluster.hosts names no machine", "hosts: [gpu1, gpu2], as ssh knows them")
+            return
+        for position, host in enumerate(section.hosts):
+            if bare(host) in [bare(each) for each in section.hosts[:position]]:
+                what = f"cluster.hosts names {bare(host)} twice"
+                why = "trainkit is started once on each machine, and starts the ranks itself"
+                hint = "name it once; nodes.processes_per_node says how many ranks it has"
+                yield error(f"cluster.hosts.{position}", what, hint, why=why)
+        if nodes != len(section.hosts):
+            what = f"nodes.count is {nodes}, and cluster.hosts names {len(section.hosts)}"
+            yield error("nodes.count", what, "leave nodes.count out, or name as many hosts")
+        if (
+            len(section.hosts) > 1
+            and context.recipe.nodes.rendezvous == "auto"
+            and _is_loopback(bare(section.hosts[0]))
+        ):
+            what = f"the first of cluster.hosts is {section.hosts[0]}, which is another machine for each of the others"
+            yield error("cluster.hosts.0", what, "name it as the others reach it, or set nodes.rendezvous to host:port")
+        if found := _wrong_option(section.options):
+            yield error("cluster.options", *found)
+
+    def job(self, context: Context) -> SourcedJob:
+        """The script of a node, and the words of ssh before host and script."""
+        section = section_of(context.recipe)
+        folder = section.workdir
+        change = f"cd {shlex.quote(folder)}" if folder else 'cd "$3"'
+        rule = "" if folder else "the folder where it is submitted"
+        lines = [
+            token("# bash -l node.sh NODE HOSTS FOLDER", rule="what ssh starts on each host, by its login shell"),
+            token(f"{change} || exit 4", keys=("cluster.workdir",) if folder else (), rule=rule),
+            token("exec 3<&0 </dev/null", rule=HELD),
+            *setup_lines(section.setup, token("exit 4", rule="no node starts the run, and who submits it is told why")),
+        ]
+        python = shlex.quote(context.facts.executable)
+        rule = "the run on this machine; it ends with its input"
+        node = f"exec {python} -P -m trainkit job node "
+        lines.append(token(node, Variable.RUN_DIR, ' --held --node "$1" --hosts "$2" <&3 3<&-', rule=rule))
+        hosts = tuple(section.hosts)
+        return sourced_job(
+            self.kind, SCRIPT, lines, [*_words(section)], (), start_seconds=section.start_seconds, hosts=hosts
+        )
+
+    def attach(
+        self,
+        job: Job,
+        host: str,
+        argv: Sequence[str],
+        *,
+        terminal: bool,
+        section: Callable[[], Cluster],
+        environ: Mapping[str, str],
+    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        found = section()
+        if not isinstance(found, Section):
+            raise MachineError(f"the recipe of the run names no hosts: cluster.kind is {found.kind}")
+        words = [word for word in command(found) if word != "-T"]
+        return (*words, "-tt" if terminal else "-T", "--", host, shlex.join(argv)), environ
+
+
+SCHEDULER = Ssh()
 
 
 def _wrong_option(words: Sequence[str]) -> tuple[str, str] | None:
@@ -118,31 +170,7 @@ def _named(value: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", "")
 
 
-def job(context: Context) -> SourcedJob:
-    """The script of a node, and the words of ssh before host and script."""
-    section = _section(context.recipe)
-    folder = section.workdir
-    change = f"cd {shlex.quote(folder)}" if folder else 'cd "$3"'
-    rule = "" if folder else "the folder where it is submitted"
-    lines = [
-        token("# bash -l node.sh NODE HOSTS FOLDER", rule="what ssh starts on each host, by its login shell"),
-        token(f"{change} || exit 4", keys=("cluster.workdir",) if folder else (), rule=rule),
-        token("exec 3<&0 </dev/null", rule=HELD),
-        *setup_lines(section.setup, token("exit 4", rule="no node starts the run, and who submits it is told why")),
-    ]
-    python = shlex.quote(context.facts.executable)
-    rule = "the run on this machine; it ends with its input"
-    node = f"exec {python} -P -m trainkit job node "
-    lines.append(token(node, Variable.RUN_DIR, ' --held --node "$1" --hosts "$2" <&3 3<&-', rule=rule))
-    hosts = tuple(section.hosts)
-    return sourced_job("ssh", SCRIPT, lines, [*_words(section)], (), start_seconds=section.start_seconds, hosts=hosts)
-
-
-def cores(context: Context) -> None:
-    """None: a machine has what it has."""
-
-
-def _words(section: Ssh) -> Iterator[Token]:
+def _words(section: Section) -> Iterator[Token]:
     yield token("ssh", rule="reaches a host")
     yield token("-T", rule="a terminal would echo what is sent to the node, and mix output and errors")
     yield token("-oBatchMode=yes", rule="nobody is asked for a password, or whether a key is right: it is an error")
@@ -154,13 +182,13 @@ def _words(section: Ssh) -> Iterator[Token]:
     yield token("-oConnectTimeout=20", rule="a machine that does not answer is named soon")
 
 
-def command(section: Ssh) -> tuple[str, ...]:
+def command(section: Section) -> tuple[str, ...]:
     """The words of ssh before a host."""
     return tuple(str(each.text) for each in _words(section))
 
 
-def _section(recipe: Recipe) -> Ssh:
-    assert isinstance(recipe.cluster, Ssh)
+def section_of(recipe: Recipe) -> Section:
+    assert isinstance(recipe.cluster, Section)
     return recipe.cluster
 
 
@@ -200,7 +228,7 @@ def address(ssh: Sequence[str], host: str) -> Query[Address]:
     return Query((*ssh, "-G", "--", host), read)
 
 
-def rehearsal(ssh: Sequence[str], host: str, python: str) -> Query[str]:
+def version(ssh: Sequence[str], host: str, python: str) -> Query[str]:
     """Asks a host which trainkit it has."""
 
     def read(output: Output) -> str:
@@ -214,9 +242,3 @@ def rehearsal(ssh: Sequence[str], host: str, python: str) -> Query[str]:
 def said(output: Output) -> str:
     """What ssh or the shell there say, in one line."""
     return " ".join(output.words.split())
-
-
-def attach(ssh: Sequence[str], host: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
-    """Runs a command on a host."""
-    words = [word for word in ssh if word != "-T"]
-    return (*words, "-tt" if terminal else "-T", "--", host, shlex.join(argv))

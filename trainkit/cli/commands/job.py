@@ -63,17 +63,17 @@ def node(  # noqa: PLR0917 - a command's options
 ) -> None:
     """Start the plan of a submitted run on this node."""
     if run_id:
-        from trainkit.schedulers.jobs.pods import Pod
+        from trainkit.schedulers.jobs.node import Pod
 
         pod = Pod(RunLayout(folder.absolute()), run_id, os.environ)
         code = execute_node(pod.submitted, pod.layout, pod.begin(), pod.job)
         pod.end(code)
         raise click.exceptions.Exit(code)
-    from trainkit.schedulers.slurm import own_job
+    from trainkit.schedulers.jobs.node import own_job
 
     layout = RunLayout(folder.absolute())
     place = _held_place(layout, number, hosts) if held else None
-    raise click.exceptions.Exit(execute_node(layout, layout, attempt, own_job(os.environ), place))
+    raise click.exceptions.Exit(execute_node(layout, layout, attempt, own_job(layout, os.environ), place))
 
 
 def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: str, given: Place | None = None) -> int:
@@ -113,7 +113,7 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
 def _held_place(layout: RunLayout, number: int, hosts: str) -> Place:
     """Obey standard input from now on; which node this is, as the words say."""
     from trainkit.schedulers.base import Place
-    from trainkit.schedulers.jobs.ssh_runs import hold_input
+    from trainkit.schedulers.jobs.ssh_supervisor import hold_input
 
     hold_input(layout)
     names = tuple(hosts.split(","))

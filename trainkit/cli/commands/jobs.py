@@ -18,6 +18,7 @@ from trainkit.cli.options import Json, Option, Root, Run
 from trainkit.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
+    from trainkit.recipe.schema.cluster import Cluster
     from trainkit.runner.rundir.layout import RunLayout
     from trainkit.schedulers.jobs.states import RunState
 
@@ -170,26 +171,22 @@ def attach(
     layout = find_run(run, root).layout
     words = tuple(context.obj) or (os.environ.get("SHELL", "sh"),)
     terminal = os.isatty(0) and os.isatty(1)
-    argv, environ = attach_command(layout, node, words, _ssh_words, os.environ, terminal=terminal)
+    argv, environ = attach_command(layout, node, words, _section, os.environ, terminal=terminal)
     try:
         os.execvpe(argv[0], argv, environ)  # noqa: S606  no shell
     except OSError as error:
-        raise MachineError(f"{argv[0]} cannot be started: {error.strerror}", hint="is Slurm on PATH here?") from error
+        what = f"{argv[0]} cannot be started: {error.strerror}"
+        raise MachineError(what, hint=f"is {argv[0]} on PATH here?") from error
 
 
-def _ssh_words(layout: RunLayout) -> Sequence[str]:
-    """How ssh reaches the hosts of a run, by its recipe as it was submitted."""
+def _section(layout: RunLayout) -> Cluster:
+    """The cluster that a run's recipe names, as it was submitted."""
     from trainkit.cli.pipeline import resolve_request
     from trainkit.files import read_whole
     from trainkit.recipe.assignment import without_layer
-    from trainkit.recipe.schema import Ssh
-    from trainkit.schedulers import ssh
 
     try:
         read_whole(layout.recipe, own=True, below=layout.root)
     except OSError as error:
         raise MachineError(f"{layout.recipe} cannot be trusted: {error.strerror}") from error
-    section = resolve_request(str(layout.recipe), environ=without_layer(os.environ)).recipe.cluster
-    if not isinstance(section, Ssh):
-        raise MachineError(f"{layout.recipe} names no hosts: cluster.kind is {section.kind}")
-    return ssh.command(section)
+    return resolve_request(str(layout.recipe), environ=without_layer(os.environ)).recipe.cluster

@@ -12,7 +12,8 @@ from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Option, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
-from trainkit.schedulers.base import Allocation, Place, in_step, place_in
+from trainkit.schedulers.base import Allocation, Place
+from trainkit.schedulers.registry import place_in, shares_console
 
 if TYPE_CHECKING:
     from trainkit.launch_plan.model import Plan
@@ -51,7 +52,7 @@ def run(
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
     resolved = resolve_line(context, presets, variant)
     as_step(resolved.recipe)
-    if node_rank is None and resolved.recipe.nodes.count > 1 and in_step(os.environ):
+    if node_rank is None and resolved.recipe.nodes.count > 1 and shares_console(os.environ):
         raise click.exceptions.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
 
@@ -110,7 +111,7 @@ def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
 
 
 def as_step(recipe: Recipe) -> None:
-    """In the batch script of a Slurm job on several nodes: run this command on each of them, and exit with its code."""
+    """In the batch script of a job on several nodes: run this command on each of them, and exit with its code."""
     place = place_in(os.environ)
     if isinstance(place, Allocation) and recipe.nodes.count > 1:
         from trainkit.schedulers.jobs.node import run_step

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shlex
 import sys
 import time
@@ -201,7 +200,7 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
     if named := [run for run in runs if word in (run.layout.id, run.layout.name)]:
         return named[-1:], False
     for searched in itertools.chain([runs], runs_with_jobs(word)):
-        if named := [run for run in searched if job_of(run) == word]:
+        if named := [run for run in searched if is_of_job(run, word)]:
             return named[-1:], False
         if tasks := tasks_of(word, searched):
             return tasks, True
@@ -210,30 +209,43 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
 
 
 def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:
-    """Where else the run of a job may be: in folders that runs have noted, and in the one that Slurm knows it in."""
+    """Where else the run of a job may be: in folders that runs have noted, and in the one that its scheduler knows."""
     from trainkit.runner.rundir.listing import list_runs
-    from trainkit.schedulers.jobs.states import root_of_job
-    from trainkit.schedulers.slurm import JOB_ID
+    from trainkit.schedulers.jobs.states import root_of_job, schedulers_with_job
 
-    if re.fullmatch(JOB_ID, number, re.ASCII):
+    if any(schedulers_with_job(number)):
         runs = [run for root in known_roots() for run in list_runs(root)]
         yield sorted(runs, key=lambda run: run.layout.id)
         if root := root_of_job(number):
             yield list_runs(str(root))
 
 
-def tasks_of(number: str, runs: Sequence[RunInfo]) -> list[RunInfo]:
-    """The runs of an array job of a number, by their tasks; none where it is not one's."""
-    found = [run for run in runs if job_of(run).startswith(f"{number}_")]
-    return sorted(found, key=lambda run: int(job_of(run).rpartition("_")[2]))
-
-
 def job_of(run: RunInfo) -> str:
     """The number of its job; empty for a run that was not submitted."""
-    from trainkit.schedulers.jobs.records import read_submission
+    from trainkit.schedulers.jobs.records import submitted
 
-    submission = read_submission(run.layout.root)
-    return submission.job if submission else ""
+    found = submitted(run.layout.root)
+    return found[1].job if found else ""
+
+
+def is_of_job(run: RunInfo, word: str) -> bool:
+    """Whether a run was submitted as the job that a word names."""
+    from trainkit.schedulers.jobs.records import submitted
+
+    return (found := submitted(run.layout.root)) is not None and found[0].is_named(found[1].job, word)
+
+
+def tasks_of(word: str, runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """The runs of an array job that a word names, by their tasks; none where it names none."""
+    from trainkit.schedulers.jobs.records import submitted
+
+    found: dict[int, RunInfo] = {}
+    for run in runs:
+        if (known := submitted(run.layout.root)) and (task := known[0].task_of(known[1].job)):
+            array, number = task
+            if known[0].is_named(array, word):
+                found[number] = run
+    return [run for _, run in sorted(found.items())]
 
 
 def as_data(run: RunInfo, state: RunState) -> dict[str, Any]:

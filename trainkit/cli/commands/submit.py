@@ -13,6 +13,7 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.options import Option, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
+from trainkit.text import counted
 
 if TYPE_CHECKING:
     from trainkit.launch_plan.model import Plan, Planned
@@ -81,8 +82,15 @@ def planned_job(resolved: Resolved) -> Planned:
 
 def submit_all(context: click.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
-    from trainkit.schedulers.jobs.arrays import Task, array_script, differences, same_uploads, submit_array
-    from trainkit.schedulers.jobs.submitting import undisturbed
+    from trainkit.schedulers.jobs.submitting import (
+        Task,
+        array_script,
+        differences,
+        same_uploads,
+        scheduler_of,
+        signals_blocked,
+        submit_array,
+    )
 
     base = resolve_line(context, presets, None)
     if ALL in base.variants or not base.variants:
@@ -92,8 +100,10 @@ def submit_all(context: click.Context, presets: Presets, at_most: int | None, *,
     for name in base.variants:
         resolved = resolve_line(context, presets, name)
         tasks.append(Task(name, resolved, planned_job(resolved)))
-        if resolved.recipe.cluster.kind != "slurm":
-            what = f"an array is Slurm's, and cluster.kind is {resolved.recipe.cluster.kind}"
+        scheduler = scheduler_of(tasks[-1].plan)
+        if not 0 < scheduler.least_tasks <= len(base.variants):
+            few = f" of {counted(len(base.variants), 'task')}" if scheduler.least_tasks else ""
+            what = f"cluster.kind is {scheduler.kind}, and {scheduler.title} has no arrays{few}"
             raise UsageError(what, hint=f"submit them one by one: --variant {name}")
     if found := [*differences(tasks), *same_uploads(tasks)]:
         raise RecipeError(found)
@@ -106,7 +116,7 @@ def submit_all(context: click.Context, presets: Presets, at_most: int | None, *,
         for number, task in enumerate(tasks):
             write_text(f"\ntask {number}: variant {task.variant}\n{table.render(task.plan)}")
         return
-    with undisturbed():
+    with signals_blocked():
         made = submit_array(tasks, at_most, lambda task: texts(task.plan, task.resolved), os.environ)
         for task, (layout, submission) in zip(tasks, made, strict=True):
             write_text(f"{task.variant}: run directory: {layout.root}\n{task.variant}: job {submission.job}\n")
@@ -131,32 +141,29 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
 
     script: the job's, where it is not the plan's own.
     """
-    from trainkit.schedulers.jobs.submitting import rehearse
+    from trainkit.schedulers.jobs.submitting import dry_run, scheduler_of
 
-    assert plan.job is not None
-    if plan.job.hosts:
+    if scheduler_of(plan).supervised:
         if show:
             show_hosts(plan, resolved)
         return
     with tempfile.TemporaryDirectory(prefix="trainkit-") as folder:
         content = None if script is None else script.replace(SHOWN, f"{folder}/run")
-        found = rehearse(plan, resolved, os.environ, folder, content)
+        found = dry_run(plan, resolved, os.environ, folder, content)
     show_diagnostics(found.remarks)
     if found.refused:
         raise RecipeError(found.refused)
     if show:
-        write_text(script or f"{plan.job.content}")
+        write_text(script or f"{plan.job and plan.job.content}")
     sys.stderr.write(f"{found.said}\n" if found.said else "")
 
 
 def show_hosts(plan: Plan, resolved: Resolved) -> None:
     """What would be run on the hosts of ssh, and what they answer. No program that the recipe names is run for it."""
-    from trainkit.recipe.schema import Ssh
-    from trainkit.schedulers.jobs.ssh_runs import addresses, asked, commands
-    from trainkit.schedulers.ssh import may_run_programs
+    from trainkit.schedulers.jobs.ssh_supervisor import addresses, commands, versions
+    from trainkit.schedulers.ssh import may_run_programs, section_of
 
-    assert isinstance(resolved.recipe.cluster, Ssh)
-    option = may_run_programs(resolved.recipe.cluster.options)
+    option = may_run_programs(section_of(resolved.recipe).options)
     if not option:
         addresses(plan, resolved, os.environ)
     for line in commands(plan):
@@ -168,33 +175,34 @@ def show_hosts(plan: Plan, resolved: Resolved) -> None:
             [Diagnostic("warning", what, "cluster.options", resolved.origin("cluster.options"), hint=hint)]
         )
         return
-    for line in asked(plan, os.environ):
+    for line in versions(plan, os.environ):
         write_text(f"{line}\n")
 
 
-def hold(plan: Plan, resolved: Resolved) -> int:
+def supervised_here(plan: Plan, resolved: Resolved) -> int:
     """Start the run on its hosts, and see it through here; its exit code."""
     from trainkit.launch_plan.render import shell
     from trainkit.recipe.yaml_writer import resolved_yaml
-    from trainkit.schedulers.jobs.ssh_runs import addresses, hold_run
+    from trainkit.schedulers.jobs.ssh_supervisor import addresses, supervise
 
     text = resolved_yaml(resolved)
     where = addresses(plan, resolved, os.environ)
-    return hold_run(plan, text, shell.render(plan, text), os.environ, where)
+    return supervise(plan, text, shell.render(plan, text), os.environ, where)
 
 
 def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
-    """Submit, and say what was submitted; the run directory. A run that is held here ends here: Exit."""
-    if plan.job is not None and plan.job.hosts:
-        raise click.exceptions.Exit(hold(plan, resolved))
+    """Submit, and say what was submitted; the run directory. A run that is supervised here ends here: Exit."""
+    from trainkit.schedulers.jobs.submitting import scheduler_of, signals_blocked
     from trainkit.schedulers.jobs.submitting import submit as submit_plan
-    from trainkit.schedulers.jobs.submitting import undisturbed
 
-    with undisturbed():
+    scheduler = scheduler_of(plan)
+    if scheduler.supervised:
+        raise click.exceptions.Exit(supervised_here(plan, resolved))
+    with signals_blocked():
         layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
         write_text(f"run directory: {layout.root}\njob {submission.job}\n")
         sys.stdout.flush()
-    if submission.scheduler == "kubernetes":
+    if not scheduler.shares_folder:
         volume = f"{plan.output_root}/{plan.name}/{layout.id}"
         sys.stderr.write(f"the run itself is in {volume} of its pods; this machine has the record of the job\n")
     return layout

@@ -1,4 +1,4 @@
-"""Whether a job is queued again after an attempt. Pure."""
+"""One start of a job, from its script: begins an attempt, passes on what it is asked, and queues the job again."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import own_checkpoints, read_status
 from trainkit.runner.rundir.records import Pids, Status
 from trainkit.runner.supervisor.processes import ProcessId, signal_holder, signal_name
-from trainkit.schedulers import slurm
-from trainkit.schedulers.base import JobState, RefusedError
+from trainkit.schedulers.base import Job, JobState, RefusedError
 from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.jobs.records import (
     Attempt,
     Submission,
-    asked,
+    cancel_request,
     make_attempt,
+    pending_request,
     read_attempts,
     read_submission,
-    take_back,
     update_status,
     write_attempt,
     write_submission,
 )
+from trainkit.schedulers.registry import SCHEDULERS
 from trainkit.text import counted, harmless
 
 # How an attempt was asked to end, or whose failure it was -> what `cluster.requeue.after` calls it.
@@ -88,7 +88,7 @@ def decide(end: AttemptEnd, after: Sequence[str], without_progress: int) -> Deci
     if end.exit_code == 0 and end.asked != "cancel":
         return Decision(False, "done", "")
     if end.asked == "requeued":
-        return Decision(True, "requeued", "it was queued again by scontrol")
+        return Decision(True, "requeued", "the scheduler has queued it again")
     cause = end.asked or (end.failure if end.failure in KINDS else "failure")
     outcome = OUTCOMES.get(cause, "failed")
     if cause == "cancel" or KINDS.get(cause, cause) not in after:
@@ -113,9 +113,9 @@ def attempts_without_progress(steps: Sequence[int]) -> int:
 
 
 LOOK_SECONDS = 0.2
-LINGER_SECONDS = 5.0  # for srun, once trainkit has ended on node 0: a dead node would hold it much longer
+LINGER_SECONDS = 5.0  # for the step, once trainkit has ended on node 0: a dead node would hold it much longer
 PATIENCE = 15.0  # beyond the grace time, for a run that was asked to end
-KILL_SECONDS = 60.0  # that Slurm may take to end a job that is queued again
+KILL_SECONDS = 60.0  # that the scheduler may take to end a job that is queued again
 NOTHING_RUNS = "nothing runs yet that could save a checkpoint"
 NEAR_END_SECONDS = 60.0  # Slurm sends its warning up to so much too early (sbatch(1), --signal)
 
@@ -126,19 +126,21 @@ class Batch:
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self._layout, self._environ = RunLayout(root), dict(environ)
         self._plan = read_plan(self._layout, own=True)
-        self._job = slurm.own_job(environ)
-        if not self._job or self._plan.job is None:
-            raise MachineError(
-                "this is no job of Slurm", hint="`trainkit submit RECIPE` submits one, and it starts this"
-            )
-        self._restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        hint = "`trainkit submit RECIPE` submits one, and it starts this"
+        if self._plan.job is None:
+            raise MachineError(f"{self._layout.plan} is of no job", hint=hint)
+        self._terms, self._scheduler = self._plan.job, SCHEDULERS[self._plan.job.scheduler]
+        self._job = self._scheduler.own_job(environ)
+        if not self._job:
+            raise MachineError(f"this is no job of {self._scheduler.title}", hint=hint)
+        self._restarts = self._scheduler.restarts(environ)
         self._orders: list[int] = []
         self._asked = ""
         self._ask_at = float("inf")
 
     def run(self) -> int:
         """Start an attempt and see it through; the exit code of the job."""
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        for number in (signal.SIGUSR1, self._scheduler.save_signal, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         attempt = self._begin()
         code = self._follow(attempt)
@@ -155,34 +157,36 @@ class Batch:
         excluded = earlier[-1].excluded if earlier else ()
         attempt = Attempt(number, self._job, self._restarts, os.uname().nodename, time.time(), newest, excluded)
         write_attempt(layout, attempt)
-        if read_submission(layout.root) is None:  # sbatch did not say whether it had taken the job
-            assert self._plan.job is not None
-            named, here = slurm.clusters(str(self._plan.job.content)), self._environ.get("SLURM_CLUSTER_NAME", "")
-            cluster, controller = (here, "") if named else ("", here)
-            write_submission(layout, Submission("slurm", self._job, cluster=cluster, controller=controller))
+        if read_submission(layout.root) is None:  # the scheduler did not say whether it had taken the job
+            cluster, controller = self._scheduler.home(str(self._terms.content), self._environ)
+            kind = self._scheduler.kind
+            write_submission(layout, Submission(kind, self._job, cluster=cluster, controller=controller))
         if earlier:
-            take_back(layout)  # what was meant for an earlier one
+            cancel_request(layout)  # which was meant for an earlier one
             say(f"attempt {number}, from step {newest}")
         host = {"host": os.uname().nodename, "pids": Pids()}
         update_status(layout, **ended_nowhere(), state="starting", attempt=number, job=self._job, outcome=None, **host)
         return attempt
 
     def _follow(self, attempt: Attempt) -> int:
-        """Start the step, pass on what the job is asked, and wait for its end; srun's exit code."""
-        assert self._plan.job is not None
+        """Start the step, pass on what the job is asked, and wait for its end; the exit code of what starts it."""
         values = {Variable.RUN_DIR: str(self._layout.root)}
         node = (sys.executable, "-P", "-m", "trainkit", "job", "node", str(self._layout.root))
-        words = bind_words(self._plan.job.step, values)
-        if words[:1] != ("srun",) or not all(word.startswith("-") for word in words[1:]):
-            what = f"{self._layout.plan} starts no step of Slurm: {' '.join(words[:3])}"
+        words, title = bind_words(self._terms.step, values), self._scheduler.title
+        if not self._scheduler.starts_step(words, str(self._layout.root)):
+            what = f"{self._layout.plan} starts no step of {title}: {' '.join(words[:3])}"
             raise MachineError(what, hint="it was changed since it was submitted: submit the recipe again")
         argv = (*words, *node, "--attempt", str(attempt.number))
         try:
             step = subprocess.Popen(argv, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
-            raise MachineError(f"srun cannot be started: {error.strerror}", hint="is Slurm on PATH here?") from error
-        over = float("inf")
+            what = f"{words[0]} cannot be started: {error.strerror}"
+            raise MachineError(what, hint=f"is {title} on PATH here?") from error
+        over, near = float("inf"), self._near_end()
         while step.poll() is None:
+            if time.time() > near:
+                self._orders.append(signal.SIGUSR1)
+                near = float("inf")
             self._take_orders(step)
             if self._ended(attempt) and not ((here := _node_0(self._layout)) and here.runs):
                 over = min(over, time.monotonic() + LINGER_SECONDS)
@@ -194,36 +198,45 @@ class Batch:
         return code if code >= 0 else 128 - code
 
     def _take_orders(self, step: subprocess.Popen[bytes]) -> None:
-        """Why the run is to end, if it is: Slurm has sent a signal, or a user has left word."""
+        """Why the run is to end, if it is: the scheduler has sent a signal, or a user has written a request."""
         while self._orders:
             number = self._orders.pop(0)
-            if number == signal.SIGUSR2:
+            if number == self._scheduler.save_signal and not pending_request(self._layout):
                 if not signal_node_0(self._layout, signal.SIGUSR1):
                     say(NOTHING_RUNS)
                 continue
-            self._asked = self._asked or asked(self._layout) or self._reason(number)
+            self._asked = self._asked or pending_request(self._layout) or self._reason(number)
             if self._ask_at == float("inf"):
                 self._ask_at = time.monotonic()
-                say(f"{signal_name(number)} from Slurm ({self._asked}): asking the run to save and to end")
+                who = f"{signal_name(number)} from {self._scheduler.title}"
+                say(f"{who} ({self._asked}): asking the run to save and to end")
             self._stop(step)
 
+    def _known(self) -> JobState:
+        """What the scheduler says of the job."""
+        return answer_or(self._scheduler.state(Job(self._job)), JobState("unknown"), self._environ)
+
+    def _near_end(self) -> float:
+        """When the run is to be asked to save because its time is up, where the scheduler does not tell it."""
+        ends = None if self._scheduler.warns else self._known().ends
+        return float("inf") if ends is None else ends - self._terms.warn_seconds
+
     def _reason(self, number: int) -> str:
-        """What a signal of Slurm's means: the same one announces the time limit and preemption."""
-        known = answer_or(slurm.state(self._job), JobState("unknown"), self._environ)
-        assert self._plan.job is not None
+        """What a signal of the scheduler's means: the same one announces the time limit and preemption."""
+        known = self._known()
         if known.restarts > self._restarts:
             return "requeued"
         if known.preempted:
             return "preemption"
         if known.why in ("cancelled", "time_limit"):
             return {"cancelled": "cancel"}.get(known.why, known.why)
-        near = self._plan.job.warn_seconds + NEAR_END_SECONDS
+        near = self._terms.warn_seconds + NEAR_END_SECONDS
         if known.ends is not None and known.ends - time.time() < near:
             return "time_limit"
         return "preemption" if number == signal.SIGUSR1 else "cancel"
 
     def _stop(self, step: subprocess.Popen[bytes]) -> None:
-        """Ask node 0, which is on this host; where it has not come up yet, srun."""
+        """Ask node 0, which is on this host; where it has not come up yet, what starts the step."""
         if not signal_node_0(self._layout, signal.SIGTERM):
             with contextlib.suppress(ProcessLookupError):
                 step.send_signal(signal.SIGTERM)
@@ -234,7 +247,6 @@ class Batch:
 
     def _end(self, attempt: Attempt, code: int) -> int:
         """Decide what follows, write it down, and do it."""
-        assert self._plan.job is not None
         layout, status = self._layout, read_status(self._layout) or Status()
         if not self._ended(attempt):
             status = status._replace(**self._own_account(code, began=status.state != "starting"))
@@ -248,54 +260,62 @@ class Batch:
             [*(each.step for each in attempts), newest_step(layout, self._plan)],
             sum(each in ("preemption", "requeued") for each in (*(one.asked for one in attempts), self._asked)),
         )
-        decision = decide(end, self._plan.job.requeue, self._plan.job.without_progress)
+        decision = decide(end, self._terms.requeue, self._terms.without_progress)
         if decision.requeue:
             # Slurm sends TERM to all that is of the script: blocked, it ends no command here, and comes afterwards.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             queued = self._requeue(attempt, decision, status)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             if queued:
-                self._await_end()
+                if self._scheduler.ends_script:
+                    self._await_end()
                 return end.exit_code
         known = status._replace(outcome=decision.outcome, why=decision.why or status.why)
         update_status(layout, **known._asdict())
-        if decision.outcome == "cancelled":  # else Slurm would call it failed
-            answer_or(slurm.cancel(self._job), None, self._environ)
+        if decision.outcome == "cancelled" and self._scheduler.ends_script:  # else it would call the job failed
+            answer_or(self._scheduler.cancel(Job(self._job), now=True), (), self._environ)
             time.sleep(KILL_SECONDS)
         return end.exit_code
 
     def _own_account(self, code: int, *, began: bool) -> dict[str, Any]:
-        """How it has ended as far as the script knows: the nodes never met, or node 0 is gone. code: srun's."""
+        """How it has ended as far as the script knows: the nodes never met, or node 0 is gone. code: of the step."""
         failure, why = "trainkit", f"the job's step exited with code {code}" if code else "node 0 ended without a word"
         if self._asked and not began:
             code, failure, why = 128 + signal.SIGTERM, "signal", f"asked to end ({self._asked}) before the run began"
         return {"state": "ended", "exit_code": code or 1, "failure": failure, "why": why, "ended": time.time()}
 
     def _requeue(self, attempt: Attempt, decision: Decision, status: Status) -> bool:
-        """Queue the job again; whether Slurm does. It starts the job no sooner than two minutes later (121 s)."""
+        """Queue the job again; whether the scheduler does."""
         excluded = tuple(dict.fromkeys((*attempt.excluded, *decision.exclude)))
         write_attempt(self._layout, attempt._replace(excluded=excluded, asked=self._asked))
         known = status._replace(state="requeued", outcome=decision.outcome, why=decision.why)
         update_status(self._layout, **known._asdict())
         say(f"queued again: {decision.outcome.replace('_', ' ')} ({decision.why})")
         self._orders.clear()
+        scheduler, job = self._scheduler, Job(self._job)
         try:
-            if self._asked != "requeued":  # else Slurm does already
-                ask(slurm.requeue(self._job), self._environ)
+            if self._asked != "requeued":  # else the scheduler does already
+                job = Job(ask(scheduler.requeue(job, str(self._layout.root)), self._environ))
         except (MachineError, RefusedError) as error:
             # Where a node has failed, Slurm queues the job again by itself, and may have been quicker.
-            if answer_or(slurm.state(self._job), JobState("unknown"), self._environ).state != "queued":
-                say(f"Slurm does not queue it again: {error}")
+            if self._known().state != "queued":
+                say(f"{scheduler.title} does not queue it again: {error}")
                 return False
+        if job.id != self._job and (submission := read_submission(self._layout.root)):
+            write_submission(self._layout, submission._replace(job=job.id))
         if excluded:
+            refused = "it excludes no hosts"
             try:
-                ask(slurm.exclude(self._job, excluded), self._environ)
+                if query := scheduler.exclude(job, excluded):
+                    refused = ask(query, self._environ) or ""
             except (MachineError, RefusedError) as error:
-                say(f"Slurm may give it {', '.join(excluded)} again: {error}")
+                refused = str(error)
+            if refused:
+                say(f"{scheduler.title} may give it {', '.join(excluded)} again: {refused}")
         return True
 
     def _await_end(self) -> None:
-        """Slurm ends the script of a job that it queues again. One that leaves by itself may have failed for Slurm."""
+        """The scheduler ends the script. One that leaves by itself may have failed for it."""
         until = time.monotonic() + KILL_SECONDS
         while time.monotonic() < until and signal.SIGTERM not in self._orders and self._asked != "requeued":
             time.sleep(LOOK_SECONDS)

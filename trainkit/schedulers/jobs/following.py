@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,28 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
+from trainkit.recipe.schema.cluster import Cluster
 from trainkit.runner.report.progress import Tail
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import Status, read_records
 from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
-from trainkit.schedulers import kubectl, slurm, ssh
-from trainkit.schedulers.base import Answer, Job, JobState, Query, RefusedError, expand
+from trainkit.schedulers.base import Answer, EndedError, Job, JobState, Query, RefusedError, Scheduler, expand
 from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.jobs.batch import read_plan
-from trainkit.schedulers.jobs.pods import show_output
 from trainkit.schedulers.jobs.records import (
-    HELD,
+    SUPERVISED,
     Submission,
-    asked,
+    cancel_request,
     hosts_of,
+    pending_request,
     read_submission,
+    request,
     require_own,
-    take_back,
+    submitted,
     update_status,
 )
-from trainkit.schedulers.jobs.records import ask as leave_word
 from trainkit.schedulers.jobs.states import RunState, state_of
+from trainkit.schedulers.registry import SCHEDULERS
 
 LOOK_SECONDS = 0.5
 PAUSES = 4  # how much longer than a look the pause after it is at least: one over thousands of logs takes a while
@@ -138,11 +141,11 @@ def _rank_of(path: Path) -> int:
 
 def show_logs(layout: RunLayout, wanted: Wanted, *, follow: bool) -> int:
     """Print the output; follow: until the run has ended, whose exit code it returns."""
-    if in_pods(layout):
+    if scheduler := _elsewhere(layout):
         if wanted.rank is not None or wanted.attempt is not None:
-            what = "output of single ranks and of earlier attempts is in the run directory on the pods' volume"
-            raise UsageError(what, hint="--node N shows what a pod says, --all what all say; or read it with `attach`")
-        return show_output(layout, None if wanted.every else wanted.node or 0, follow=follow)
+            what = "output of single ranks and of earlier attempts is in the run directory on the nodes' volume"
+            raise UsageError(what, hint="--node N shows what a node says, --all what all say; or read it with `attach`")
+        return _show_output(layout, scheduler, None if wanted.every else wanted.node or 0, follow=follow)
     refuse_absent(layout, wanted, follow=follow)
     logs = Logs(layout, wanted)
     if follow:
@@ -169,16 +172,53 @@ def refuse_absent(layout: RunLayout, wanted: Wanted, *, follow: bool) -> None:
         raise UsageError(f"{layout.root} has no attempt {wanted.attempt}", hint=hint)
 
 
-def in_pods(layout: RunLayout) -> bool:
-    """Whether this is but the record of a run in pods, whose output Kubernetes has."""
+def _elsewhere(layout: RunLayout) -> Scheduler | None:
+    """The scheduler that has the output of a run, where this is but the record of one that is not seen from here."""
+    known = submitted(layout.root)
+    return known[0] if known and not known[0].shares_folder and not layout.attempts else None
+
+
+def _show_output(layout: RunLayout, scheduler: Scheduler, node: int | None, *, follow: bool) -> int:
+    """Print what the pods say: of a node, or (None) of all. follow: until the end, over all starts; its exit code.
+
+    UsageError where the scheduler has nothing of it; MachineError where its command is missing.
+    """
     submission = read_submission(layout.root)
-    return submission is not None and submission.scheduler == "kubernetes" and not layout.attempts
+    assert submission is not None
+    shown = -1  # the start whose output has been shown
+    while True:
+        found = state_of(layout)
+        if found.nodes and found.attempt > shown and (found.word == "running" or found.is_over):
+            _print(scheduler.logs(_job_of(submission), node, follow=follow))
+            shown = found.attempt
+            found = state_of(layout)
+        elif not follow:
+            raise UsageError(f"{submission.job} is {found.word}: {found.why or 'it has no pods'}", hint=LOST_OUTPUT)
+        if not follow:
+            return 0
+        if found.is_over:
+            sys.stderr.write(f"{found.word.replace('_', ' ')}{f': {found.why}' if found.why else ''}\n")
+            return found.exit_code if found.exit_code is not None else 1
+        time.sleep(OUTPUT_SECONDS)
+
+
+OUTPUT_SECONDS = 3.0  # between looks for pods
+LOST_OUTPUT = "output of pods that are gone is in the run directory on their volume"
+
+
+def _print(argv: Sequence[str]) -> None:
+    sys.stdout.flush()
+    try:
+        subprocess.run(argv, stdin=subprocess.DEVNULL, check=False)
+    except OSError as error:
+        what = f"{argv[0]} cannot be started: {(error.strerror or str(error)).lower()}"
+        raise MachineError(what, hint=f"run trainkit where {argv[0]} is") from error
 
 
 def wait_for(layout: RunLayout, *, show: bool) -> int:
     """The run's exit code, once it has ended. show: print what it says meanwhile."""
-    if show and in_pods(layout):
-        return show_output(layout, 0, follow=True)
+    if show and (scheduler := _elsewhere(layout)):
+        return _show_output(layout, scheduler, 0, follow=True)
     return until_end(layout, Logs(layout, Wanted()) if show else None)
 
 
@@ -224,36 +264,40 @@ NOT_HERE = "it runs on another machine, which is reached through its scheduler a
 
 
 def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
-    """End a run; what was done, for people. UsageError for one that has ended, and has nothing in Kubernetes."""
+    """End a run; what was done, for people. UsageError for one that has ended, and of which nothing stays."""
     submission = require_own(layout)
-    if submission is not None and submission.scheduler == "kubernetes":
-        return _remove(layout, submission.job, now=now, environ=environ)
+    scheduler = SCHEDULERS[submission.scheduler] if submission else None
+    if submission and scheduler and scheduler.stays:
+        return _remove(layout, scheduler, submission, now=now, environ=environ)
     _living(layout)
-    if submission is None:
-        number = signal.SIGKILL if now else signal.SIGTERM
-        _signal_here(layout, number)
+    if submission is None or scheduler is None:
+        _signal_here(layout, signal.SIGKILL if now else signal.SIGTERM)
         return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
-    if submission.scheduler == "ssh":
+    if scheduler.supervised:
         _signal_submitter(layout, submission, signal.SIGINT if now else signal.SIGTERM)
         if now:  # a second one kills
             time.sleep(BETWEEN_SECONDS)
             _signal_submitter(layout, submission, signal.SIGINT)
         return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
     job = _own_job(layout, submission, environ)
-    told_before = asked(layout)
-    leave_word(layout, "cancel")
+    requested_before = pending_request(layout)
+    request(layout, "cancel")
     try:
         return _cancel_job(layout, submission, job, environ, now=now)
     except (MachineError, UsageError):
-        if not told_before:  # else the next signal of Slurm's would be taken for it, and end the run for good
-            take_back(layout)
+        if not requested_before:  # else the next signal of the scheduler's would end the run for good
+            cancel_request(layout)
         raise
 
 
+def _job_of(submission: Submission) -> Job:
+    return Job(submission.job, submission.cluster)
+
+
 def _own_job(layout: RunLayout, submission: Submission, environ: Mapping[str, str]) -> JobState:
-    """What Slurm knows of a run's job. MachineError where its number is another job's by now, or in this cluster."""
+    """What the scheduler knows of a run's job. MachineError where its number is another job's, or in this cluster."""
     number = submission.job
-    found = _told(slurm.states(Job(number, submission.cluster)), environ).get(number)
+    found = _told(SCHEDULERS[submission.scheduler].states(_job_of(submission)), environ).get(number)
     if found is not None and not found.is_of(layout.id, layout.name, layout.root.stat().st_uid):
         what = f"job {number} is not that of {layout.root}: it is {found.name} of {found.user}"
         raise MachineError(what, hint=f"the run was submitted on {submission.host}: give the command there")
@@ -266,22 +310,24 @@ def _own_job(layout: RunLayout, submission: Submission, environ: Mapping[str, st
 
 def _require_cluster(submission: Submission, environ: Mapping[str, str], hint: str) -> None:
     """MachineError where another cluster answers by itself than the one that has the job."""
-    home = submission.cluster or submission.controller
-    answers = answer_or(slurm.controller(), "", environ) or submission.controller
+    home, who = submission.cluster or submission.controller, SCHEDULERS[submission.scheduler].controller()
+    answers = (answer_or(who, "", environ) if who else "") or submission.controller
     if home and answers != home:
         raise MachineError(
             f"job {submission.job} was submitted to the cluster {home}, and {answers} answers here", hint=hint
         )
 
 
-def _remove(layout: RunLayout, job: str, *, now: bool, environ: Mapping[str, str]) -> str:
-    """Remove all that a run has in Kubernetes, where it stays when the run has ended, too; and write down the end."""
-    found = state_of(layout)
-    removed = _told(kubectl.cancel(job, now=now), environ)
+def _remove(
+    layout: RunLayout, scheduler: Scheduler, submission: Submission, *, now: bool, environ: Mapping[str, str]
+) -> str:
+    """Remove all that a scheduler has of a run, where it stays when the run has ended; and write down the end."""
+    found, job = state_of(layout), submission.job
+    removed = _told(scheduler.cancel(_job_of(submission), now=now), environ)
     if not found.is_over:
         why = "killed by request" if now else "cancelled"
         update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
-        return f"ending {job} ({found.word})" + ("" if now else ": its pods are told to save a checkpoint")
+        return f"ending {job} ({found.word})" + ("" if now else ": its nodes are told to save a checkpoint")
     if not removed:
         raise _ended(layout, found)
     if found.source != "status.json":  # from now on nobody else knows it
@@ -293,13 +339,13 @@ def _remove(layout: RunLayout, job: str, *, now: bool, environ: Mapping[str, str
 def _cancel_job(
     layout: RunLayout, submission: Submission, job: JobState, environ: Mapping[str, str], *, now: bool
 ) -> str:
-    """Have Slurm end a job; what was done, for people."""
-    number, cluster = submission.job, submission.cluster
+    """Have the scheduler end a job; what was done, for people."""
+    scheduler, number = SCHEDULERS[submission.scheduler], submission.job
     if not now and job.state == "running":
-        _told(slurm.send(number, "TERM", script=True, cluster=cluster), environ)
+        _told(scheduler.end(_job_of(submission)), environ)
         word = state_of(layout).word
         return f"ending job {number} ({word})" + (": it saves a checkpoint first" if word == "running" else "")
-    _told(slurm.cancel(number, cluster=cluster), environ)
+    _told(scheduler.cancel(_job_of(submission), now=now), environ)
     if job.state == "queued":
         account = {"state": "ended", "outcome": "cancelled", "exit_code": 143, "why": "cancelled in the queue"}
         update_status(layout, **account, ended=time.time())
@@ -311,16 +357,17 @@ def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
     submission, found = require_own(layout), _living(layout)
     if found.word not in ("running", "unknown"):
         raise UsageError(f"{layout.root} is {found.word}: there is nothing to save yet", hint="wait until it runs")
-    if submission is not None and submission.scheduler == "kubernetes":
-        pod, python = _pod(found, submission.job), read_plan(layout, own=True).commands[0].wrapper[0]
-        _told(kubectl.save(submission.job, pod, str(python)), environ)
-    elif submission is not None and submission.scheduler == "ssh":
+    scheduler = SCHEDULERS[submission.scheduler] if submission else None
+    here = (status := read_status(layout)) is not None and status.host == os.uname().nodename
+    if submission and scheduler and scheduler.supervised:
         _signal_submitter(layout, submission, signal.SIGUSR1)
-    elif submission is None or ((status := read_status(layout)) and status.host == os.uname().nodename):
+    elif submission is None or scheduler is None or (here and scheduler.shares_folder):
         _signal_here(layout, signal.SIGUSR1)
     else:
-        _own_job(layout, submission, environ)
-        _told(slurm.send(submission.job, slurm.SAVE, script=True, cluster=submission.cluster), environ)
+        python = str(read_plan(layout, own=True).commands[0].wrapper[0])
+        if scheduler.shares_folder:
+            _own_job(layout, submission, environ)
+        _told(scheduler.save(_job_of(submission), expand(found.nodes), python), environ)
     if read_plan(layout).program.kind == "builtin":
         return f"{layout.root} saves a checkpoint at its next step"
     return f"{layout.root} is asked to save a checkpoint by SIGUSR1, which its program may not know"
@@ -330,43 +377,41 @@ def attach_command(
     layout: RunLayout,
     node: int,
     words: Sequence[str],
-    ssh_words: Callable[[RunLayout], Sequence[str]],
+    section: Callable[[RunLayout], Cluster],
     environ: Mapping[str, str],
     *,
     terminal: bool,
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """The command that runs another one on a node of a run, and its variables. UsageError where there is no such node.
 
-    ssh_words: how its hosts are reached, by its recipe.
+    section: of its recipe.
     """
     submission, found = require_own(layout), _living(layout)
     if submission is None:
         if node:
             raise UsageError(f"{layout.root} is no submitted run: it has no node {node} to be reached")
         return tuple(words), environ
-    hosts = hosts_of(layout, own=True) if submission.scheduler == "ssh" else expand(found.nodes)
-    if submission.scheduler == "ssh" and not hosts:
+    scheduler = SCHEDULERS[submission.scheduler]
+    hosts = hosts_of(layout, own=True) if scheduler.supervised else expand(found.nodes)
+    if scheduler.supervised and not hosts:
         raise MachineError(f"{layout.plan} is damaged, or another user's: nobody knows the hosts of the run")
     if node >= len(hosts):
         what = f"{layout.root} has no node {node}" if hosts else f"job {submission.job} is {found.word}"
         wait = found.why or "wait until it runs"
         raise UsageError(what, hint=f"its nodes are {found.nodes}, numbered from 0" if hosts else wait)
-    if submission.scheduler == "kubernetes":
-        return kubectl.attach(submission.job, hosts[node], words, terminal=terminal), environ
-    if submission.scheduler == "ssh":
-        return ssh.attach(ssh_words(layout), hosts[node], words, terminal=terminal), environ
-    again = shlex.join(("trainkit", "attach", str(layout.root), f"--node={node}", "--", *words))
-    _require_cluster(submission, environ, f"srun reaches no other cluster: give `{again}` where that one answers")
-    job = _told(slurm.number(submission.job), environ) if "_" in submission.job else submission.job
-    argv = slurm.attach(job, hosts[node], words, terminal=terminal)
-    return argv, slurm.without_settings(environ, argv[0])
-
-
-def _pod(found: RunState, job: str) -> str:
-    """The pod of node 0."""
-    if not found.nodes:
-        raise MachineError(f"no pod of {job} runs", hint="`trainkit status` says why")
-    return found.nodes.partition(",")[0]
+    if scheduler.controller() is not None:
+        again = shlex.join(("trainkit", "attach", str(layout.root), f"--node={node}", "--", *words))
+        hint = f"{scheduler.title} attaches to jobs of its own cluster alone: give `{again}` where that one answers"
+        _require_cluster(submission, environ, hint)
+    with _refusals(scheduler.title):
+        return scheduler.attach(
+            _job_of(submission),
+            hosts[node],
+            words,
+            terminal=terminal,
+            section=lambda: section(layout),
+            environ=environ,
+        )
 
 
 def _living(layout: RunLayout) -> RunState:
@@ -393,16 +438,16 @@ def _signal_here(layout: RunLayout, number: int) -> None:
 
 
 def _signal_submitter(layout: RunLayout, submission: Submission, number: int) -> None:
-    """A signal to the trainkit that holds a run without a scheduler; it passes it on."""
+    """A signal to the trainkit that supervises a run; it passes it on."""
     if submission.host != os.uname().nodename:
-        what = f"{layout.root} is held by trainkit on {submission.host}"
+        what = f"{layout.root} is supervised by trainkit on {submission.host}"
         raise MachineError(what, hint=f"give the command there: ssh {submission.host}")
     process = submission.process
     if process is not None and process.runs and is_stopped(process.pid):  # it would hear of it only when it goes on
-        what = f"process {process.pid}, which holds {layout.root}, is stopped (Ctrl-Z)"
+        what = f"process {process.pid}, which supervises {layout.root}, is stopped (Ctrl-Z)"
         raise MachineError(what, hint=f"let it go on (fg, or kill -CONT {process.pid}), and give the command again")
-    if process is None or not _reached(process, layout.root / HELD, layout, number):
-        raise UsageError(f"{layout.root} is held by nobody any more: its nodes are ending")
+    if process is None or not _reached(process, layout.root / SUPERVISED, layout, number):
+        raise UsageError(f"{layout.root} is supervised by nobody any more: its nodes are ending")
 
 
 def _reached(process: ProcessId, lock: Path, layout: RunLayout, number: int) -> bool:
@@ -415,9 +460,16 @@ def _reached(process: ProcessId, lock: Path, layout: RunLayout, number: int) -> 
 
 
 def _told(query: Query[Answer], environ: Mapping[str, str]) -> Answer:
-    try:
+    with _refusals(query.argv[0]):
         return ask(query, environ)
+
+
+@contextlib.contextmanager
+def _refusals(who: str) -> Iterator[None]:
+    """UsageError where a job has ended, MachineError for what a scheduler refuses besides."""
+    try:
+        yield
+    except EndedError as error:
+        raise UsageError("the job has ended meanwhile", hint="`trainkit status` says how") from error
     except RefusedError as error:
-        if any(each in str(error) for each in slurm.ENDED):
-            raise UsageError("the job has ended meanwhile", hint="`trainkit status` says how") from error
-        raise MachineError(f"{query.argv[0]} refuses: {error}") from error
+        raise MachineError(f"{who} refuses: {error}") from error

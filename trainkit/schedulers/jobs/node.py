@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from trainkit.errors import Diagnostic, ExitCode, MachineError, RecipeError
+from trainkit.errors import Diagnostic, ExitCode, MachineError, RecipeError, UsageError
+from trainkit.files import publish, read_whole
 from trainkit.launch_plan.model import Job, Plan
 from trainkit.runner.execute import RunRequest, execute
 from trainkit.runner.nodes.assembly import Rendezvous, comparable_leaves, report_unfit
 from trainkit.runner.nodes.roll_call import RefusedRunError, ReportedElsewhereError
+from trainkit.runner.rundir.code_state import write_code
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import Pids
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled, signal_name
-from trainkit.schedulers import slurm
-from trainkit.schedulers.base import Allocation, Place, start_of
+from trainkit.schedulers.base import Allocation, Place, Scheduler
 from trainkit.schedulers.client import answer_or
-from trainkit.schedulers.jobs.batch import NOTHING_RUNS, read_plan, say, signal_node_0
-from trainkit.schedulers.jobs.records import update_status
+from trainkit.schedulers.jobs.batch import (
+    NOTHING_RUNS,
+    ended_nowhere,
+    newest_step,
+    read_plan,
+    say,
+    signal_node_0,
+)
+from trainkit.schedulers.jobs.records import (
+    Attempt,
+    Submission,
+    make_attempt,
+    read_attempts,
+    update_status,
+    write_attempt,
+    write_submission,
+)
+from trainkit.schedulers.registry import SCHEDULERS
 
 MOST = 5  # differences that are named
-# What is known only on the node: names of the cards that the scheduler has given, the checkpoint by now.
+# What is known only on the node: names of the GPUs that the scheduler has given, the checkpoint by now.
 BOUND_HERE = (
     "environment.set.CUDA_VISIBLE_DEVICES", "environment.unset", "environment.take", "preparations", "resume.",
 )  # fmt: skip
@@ -66,7 +84,7 @@ def _fitting(plan: Plan, layout: RunLayout, place: Place, make: Callable[[], Run
             try:
                 report_unfit(Rendezvous.of(plan, str(layout.root)), place, error, say, plan.job.start_seconds)
             except ReportedElsewhereError:
-                if plan.job.scheduler != "kubernetes":  # whose pods have no console in common
+                if SCHEDULERS[plan.job.scheduler].one_console:
                     raise
             except MachineError as told:
                 if place.node == 0 and isinstance(told, RefusedRunError):
@@ -74,6 +92,12 @@ def _fitting(plan: Plan, layout: RunLayout, place: Place, make: Callable[[], Run
         # What is wrong of the recipe here was not where it was submitted: this machine is another one.
         host = os.uname().nodename
         raise MachineError(replace(each, what=f"{host}: {each.what}") for each in error.diagnostics) from error
+
+
+def own_job(layout: RunLayout, environ: Mapping[str, str]) -> str:
+    """The number of the job that this process of a submitted run is in."""
+    job = read_plan(layout).job
+    return SCHEDULERS[job.scheduler].own_job(environ) if job else ""
 
 
 def _mark_refused(layout: RunLayout, error: MachineError) -> None:
@@ -111,20 +135,77 @@ def as_promised(layout: RunLayout, plan: Plan) -> Job:
     return submitted.job
 
 
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+
+
+class Pod:
+    """One node of a run, in its pod. submitted: the folder with what was submitted; layout: on the shared volume.
+
+    No job script begins an attempt: node 0 makes the run directory, and writes down how it began and ended.
+    """
+
+    def __init__(self, submitted: RunLayout, run_id: str, environ: Mapping[str, str]) -> None:
+        self.submitted, self._environ = submitted, environ
+        self._plan = read_plan(submitted)
+        if self._plan.job is None:
+            raise MachineError(f"{submitted.plan} is not of a submitted run")
+        self._scheduler = SCHEDULERS[self._plan.job.scheduler]
+        place = self._scheduler.place(environ)
+        self._node = place.node if isinstance(place, Place) else 0
+        self.job = self._scheduler.own_job(environ)
+        root = Path(self._plan.output_root).absolute() / self._plan.name / run_id
+        if not RUN_ID.fullmatch(run_id):
+            raise UsageError(f"{run_id!r} is no id of a run", hint="`trainkit submit RECIPE` makes one")
+        self.layout = RunLayout(root)
+        self._attempt = 0
+
+    def begin(self) -> int:
+        """On node 0, make the run directory, or go on in it; the number of this start."""
+        layout, count = self.layout, self._scheduler.restarts(self._environ)
+        self._attempt = 1 + count
+        if self._node:
+            return self._attempt
+        try:
+            layout.root.mkdir(parents=True, exist_ok=True)
+            for file in (layout.recipe, layout.plan):
+                if not file.exists():
+                    publish(file, read_whole(self.submitted.root / file.name))
+            if not layout.code.exists():  # which is that of the image
+                write_code(layout, read_whole(layout.recipe).decode())
+        except OSError as error:
+            what = f"the run directory {layout.root} cannot be made in this pod: {error.strerror}"
+            raise MachineError(what, hint="mount a claim there that this user may write to: cluster.volumes") from error
+        earlier = read_attempts(layout)
+        self._attempt = make_attempt(layout, self._attempt)
+        host, step = os.uname().nodename, newest_step(layout, self._plan)
+        write_attempt(layout, Attempt(self._attempt, self.job, count, host, time.time(), step))
+        if self.job and not earlier:
+            write_submission(layout, Submission(self._scheduler.kind, self.job))
+        began = {"attempt": self._attempt, "job": self.job, "host": host, "pids": Pids.of(os.getpid())}
+        update_status(layout, **ended_nowhere(), **began, run_id=layout.id, state="starting", outcome=None)
+        return self._attempt
+
+    def end(self, code: int) -> None:
+        """On node 0, write down that a run has succeeded; after a failure the scheduler decides what follows."""
+        if self._node == 0 and code == 0:
+            update_status(self.layout, outcome="done")
+
+
 LOOK_SECONDS = 0.2
-START_SECONDS = 30.0  # for Slurm to know a step that has just been started
+START_SECONDS = 30.0  # for the scheduler to know a step that has just been started
 
 
 def run_step(place: Allocation, nodes: int, runs: Path, environ: Mapping[str, str]) -> int:
-    """Start this command once on each node of the allocation, and wait for its end; srun's exit code.
+    """Start this command once on each node of the allocation, and wait for its end; the exit code of what starts it.
 
     runs: the folder in which node 0 makes the run directory.
 
-    Raises MachineError where the allocation has fewer nodes, or there is no srun.
+    Raises MachineError where the allocation has fewer nodes, or there is no such command.
     """
+    scheduler = SCHEDULERS[place.scheduler]
     name = f"trainkit-{os.getpid()}"
     again = (sys.executable, "-P", "-m", "trainkit", *sys.argv[1:])
-    argv = slurm.step(place, nodes, environ, name, again)
+    argv = scheduler.step(place, nodes, environ, name, again)
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -133,47 +214,56 @@ def run_step(place: Allocation, nodes: int, runs: Path, environ: Mapping[str, st
     with handled((*STOP, *PASSED_ON), note):
         try:
             # In a session of its own: a terminal's Ctrl-C is not for srun, which would end the step in its own way.
-            step = subprocess.Popen(argv, start_new_session=True)
+            process = subprocess.Popen(argv, start_new_session=True)
         except OSError as error:
-            raise MachineError(f"srun cannot be started: {error.strerror}", hint="is Slurm on PATH here?") from error
-        while step.poll() is None:
+            what = f"{argv[0]} cannot be started: {error.strerror}"
+            raise MachineError(what, hint=f"is {scheduler.title} on PATH here?") from error
+        step = _Step(scheduler, place.job, name, process, environ)
+        while process.poll() is None:
             while received:
-                _pass_on(received.pop(0), place.job, name, environ, step, runs=runs)
+                step.pass_on(received.pop(0), runs)
             time.sleep(LOOK_SECONDS)
-    return step.returncode if step.returncode >= 0 else 128 - step.returncode
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _pass_on(
-    number: int, job: str, name: str, environ: Mapping[str, str], step: subprocess.Popen[bytes], *, runs: Path
-) -> None:
-    """Signal node 0's trainkit, once Slurm knows the step. Before there is a run, the step is told to end."""
-    until = time.monotonic() + START_SECONDS
-    while step.poll() is None and time.monotonic() < until:
-        known = answer_or(slurm.steps(job), {}, environ)
-        if name in known:
-            start = start_of(job, known[name].rpartition(".")[2], environ)
-            if not _tell_node_0(number, job, start, runs, environ):
-                if number in PASSED_ON:
-                    say(NOTHING_RUNS)
-                else:
-                    word = signal_name(number).removeprefix("SIG")
-                    answer_or(slurm.send(known[name], word, script=False), None, environ)
-            return
-        time.sleep(LOOK_SECONDS)
-    if number not in PASSED_ON:
-        with contextlib.suppress(ProcessLookupError):
-            step.send_signal(signal.SIGTERM)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What runs on the nodes of an allocation. process: that has started it."""
 
+    scheduler: Scheduler
+    job: str
+    name: str
+    process: subprocess.Popen[bytes]
+    environ: Mapping[str, str]
 
-def _tell_node_0(number: int, job: str, start: str, runs: Path, environ: Mapping[str, str]) -> bool:
-    """Signal the trainkit of node 0 of the run of a start; whether there is one. It may be on another host."""
-    for folder in sorted(subfolders(runs), reverse=True):
-        layout = RunLayout(folder)
-        status = read_status(layout)
-        if status is None or status.job != start or status.state == "ended" or status.host is None:
-            continue
-        if status.host == os.uname().nodename:
-            return signal_node_0(layout, number)
-        words = (sys.executable, "-P", "-m", "trainkit", "job", "signal", str(folder), str(number))
-        return answer_or(slurm.beside(job, status.host, words), otherwise=False, environ=environ)
-    return False
+    def pass_on(self, number: int, runs: Path) -> None:
+        """Signal node 0's trainkit, once the scheduler knows the step. Before there is a run, the step is ended."""
+        until = time.monotonic() + START_SECONDS
+        while self.process.poll() is None and time.monotonic() < until:
+            known = answer_or(self.scheduler.steps(self.job), {}, self.environ)
+            if self.name in known:
+                start = self.scheduler.start_of(self.job, known[self.name].rpartition(".")[2], self.environ)
+                if not self._tell_node_0(number, start, runs):
+                    if number in PASSED_ON:
+                        say(NOTHING_RUNS)
+                    else:
+                        word = signal_name(number).removeprefix("SIG")
+                        answer_or(self.scheduler.send(known[self.name], word), None, self.environ)
+                return
+            time.sleep(LOOK_SECONDS)
+        if number not in PASSED_ON:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    def _tell_node_0(self, number: int, start: str, runs: Path) -> bool:
+        """Signal the trainkit of node 0 of the run of a start; whether there is one. It may be on another host."""
+        for folder in sorted(subfolders(runs), reverse=True):
+            layout = RunLayout(folder)
+            status = read_status(layout)
+            if status is None or status.job != start or status.state == "ended" or status.host is None:
+                continue
+            if status.host == os.uname().nodename:
+                return signal_node_0(layout, number)
+            words = (sys.executable, "-P", "-m", "trainkit", "job", "signal", str(folder), str(number))
+            return answer_or(self.scheduler.beside(self.job, status.host, words), otherwise=False, environ=self.environ)
+        return False

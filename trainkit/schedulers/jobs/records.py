@@ -31,15 +31,16 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import Count, Moment, Name, Status
 from trainkit.runner.supervisor.processes import ProcessId
+from trainkit.schedulers.base import Scheduler
 from trainkit.schedulers.registry import SCHEDULERS
 
-SUBMISSION, ATTEMPT, ASKED = "submission.json", "attempt.json", "asked.json"
-HELD = "submitter.lock"
+SUBMISSION, ATTEMPT, REQUEST = "submission.json", "attempt.json", "asked.json"
+SUPERVISED = "submitter.lock"
 ONLY_OWN = "only its owner may do that, or root"
 
 
 class Submission(NamedTuple):
-    """How a run was submitted. job: its number; of ssh, of the process that holds the run, which `process` is.
+    """How a run was submitted. job: its number; without a queue, of the process that supervises it, which `process` is.
 
     argv: the command, for people alone: what is started is made from the recipe. at, host: when and where, as filled in
     when it is written. cluster: where it was submitted to another than the scheduler's own; controller: who answered,
@@ -75,7 +76,7 @@ class Attempt(NamedTuple):
     asked: str = ""
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Why a job is to end."""
 
     why: Name
@@ -102,7 +103,14 @@ def read_submission(root: Path, *, own: bool = False) -> Submission | None:
     except (OSError, ValueError):
         return DAMAGED
     scheduler = SCHEDULERS.get(found.scheduler)
-    return found if scheduler is not None and re.fullmatch(scheduler.JOB_ID, found.job, re.ASCII) else DAMAGED
+    return found if scheduler is not None and re.fullmatch(scheduler.job_id, found.job, re.ASCII) else DAMAGED
+
+
+def submitted(root: Path) -> tuple[Scheduler, Submission] | None:
+    """To whom a run was submitted, and how; None for one that was not, or where the record is damaged."""
+    found = read_submission(root)
+    scheduler = SCHEDULERS.get(found.scheduler) if found else None
+    return (scheduler, found) if found and scheduler else None
 
 
 def require_own(layout: RunLayout) -> Submission | None:
@@ -155,35 +163,35 @@ def read_attempts(layout: RunLayout) -> list[Attempt]:
     return [each for each in found if each is not None]
 
 
-def ask(layout: RunLayout, why: str) -> None:
-    """Leave word for the job, why it is to end: `cancel`. Raises OSError."""
-    content = json.dumps(Asked(why, time.time())._asdict()) + "\n"
-    publish(layout.root / ASKED, content, below=layout.root)
+def request(layout: RunLayout, why: str) -> None:
+    """Write down for the job why it is to end: `cancel`. Raises OSError."""
+    content = json.dumps(Request(why, time.time())._asdict()) + "\n"
+    publish(layout.root / REQUEST, content, below=layout.root)
 
 
-def take_back(layout: RunLayout) -> None:
-    """Take back the word that was left for the job, if any. Raises OSError."""
-    remove_file(layout.root / ASKED, below=layout.root)
+def cancel_request(layout: RunLayout) -> None:
+    """Remove the request to the job, if there is one. Raises OSError."""
+    remove_file(layout.root / REQUEST, below=layout.root)
 
 
-def asked(layout: RunLayout) -> str:
-    """Why it was asked to end; empty where it was not."""
-    found = read_record(layout.root / ASKED, Asked, below=layout.root)
+def pending_request(layout: RunLayout) -> str:
+    """Why the job is to end; empty where nobody has requested that."""
+    found = read_record(layout.root / REQUEST, Request, below=layout.root)
     return found.why if found else ""
 
 
 def hold_submitter(layout: RunLayout) -> int:
-    """Mark the run as held by this process, for as long as the returned descriptor is open. Raises OSError."""
-    return hold_lock(layout.root / HELD)
+    """Mark the run as supervised by this process, for as long as the returned descriptor is open. Raises OSError."""
+    return hold_lock(layout.root / SUPERVISED)
 
 
-def is_held(layout: RunLayout) -> bool | None:
-    """Whether the trainkit that submitted the run lives on this machine and holds it; None where that is not seen."""
-    return is_locked(layout.root / HELD)
+def is_supervised(layout: RunLayout) -> bool | None:
+    """Whether the trainkit that submitted the run lives here and supervises it; None where that is not seen."""
+    return is_locked(layout.root / SUPERVISED)
 
 
 def hosts_of(layout: RunLayout, *, own: bool = False) -> tuple[str, ...]:
-    """The machines of a run that is held, node 0 first; none where it is not.
+    """The machines of a run that is supervised, node 0 first; none where it is not.
 
     own: as for `files.read_whole`, where one goes there.
     """

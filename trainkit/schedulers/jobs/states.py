@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,19 @@ from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import RunInfo, is_linked, is_running, read_status, remove
 from trainkit.runner.rundir.records import Status
-from trainkit.schedulers import slurm, ssh
-from trainkit.schedulers.base import Answer, Job, JobState, Query, RefusedError, Scheduler, State
+from trainkit.schedulers.base import SCRIPT, Answer, Job, JobState, Query, RefusedError, Scheduler, State
 from trainkit.schedulers.client import ask
-from trainkit.schedulers.jobs.records import DAMAGED, SUBMISSION, Submission, asked, hosts_of, is_held, read_submission
+from trainkit.schedulers.jobs.records import (
+    DAMAGED,
+    SUBMISSION,
+    Submission,
+    hosts_of,
+    is_supervised,
+    pending_request,
+    read_submission,
+)
 from trainkit.schedulers.registry import SCHEDULERS
 
-NAMES = {"slurm": "Slurm", "kubernetes": "Kubernetes"}  # for people
 STOPPED = 128 + signal.SIGTERM
 # How a job has ended by the scheduler's word alone -> what that is called of a run, and the exit code where it has 0.
 BY_SCHEDULER = {
@@ -151,21 +157,21 @@ def state_of(layout: RunLayout, jobs: Jobs | None = None) -> RunState:
         return _here(layout, known, status or Status())
     if submission is None:
         return known
-    if submission.scheduler == "ssh":
-        return known if known.is_over else _held(layout, known, submission)
+    scheduler = SCHEDULERS[submission.scheduler]
+    if scheduler.supervised:
+        return known if known.is_over else _supervised(layout, known, submission)
     if known.is_over:
         return _queued_again(layout, known, _job_after(layout, submission, jobs or Jobs()), submission)
     job = (jobs or Jobs()).state(submission)
     if not job.is_of(layout.id, layout.name, _owner(layout)):
-        name = NAMES.get(submission.scheduler, submission.scheduler)
-        why = f"{name}'s job {submission.job} here is another one, {job.name} of {job.user}"
+        why = f"{scheduler.title}'s job {submission.job} here is another one, {job.name} of {job.user}"
         return replace(known, word="unknown", why=f"by its files {known.word}; {why}", source=submission.scheduler)
     if job.state in ("ended", "gone"):
         # What it has written meanwhile says more.
         known = _by_files(layout, read_status(layout) or Status(), submission)
         if known.is_over:
             return known
-    if job.state == "ended" and submission.scheduler == "slurm" and (known.word == "requeued" or not layout.attempts):
+    if job.state == "ended" and scheduler.shares_folder and (known.word == "requeued" or not layout.attempts):
         return replace(known, **_ended_unbegun(layout, job), source=submission.scheduler)
     return by_scheduler(known, job, submission)
 
@@ -250,12 +256,12 @@ def _may_be_removed(layout: RunLayout, jobs: Jobs) -> bool:
     """Whether it is one's own, no link leads to it, and nothing will happen to it any more, as far as can be known."""
     if os.geteuid() not in (0, _owner(layout)) or is_linked(layout):
         return False
-    if is_running(layout) is not False or is_held(layout) is not False:
+    if is_running(layout) is not False or is_supervised(layout) is not False:
         return False
     if not state_of(layout, jobs).is_over:
         return False
     submission = read_submission(layout.root)
-    if submission is None or submission.scheduler == "ssh":
+    if submission is None or SCHEDULERS[submission.scheduler].supervised:
         return True
     return _job_after(layout, submission, jobs).state in ("ended", "gone")
 
@@ -270,7 +276,7 @@ def remove_run(layout: RunLayout) -> bool:
 
 def _ended_unbegun(layout: RunLayout, job: JobState) -> dict[str, Any]:
     """How a job has ended whose script has not come to start an attempt."""
-    if asked(layout) == "cancel" or job.why == "cancelled":
+    if pending_request(layout) == "cancel" or job.why == "cancelled":
         return {"word": "cancelled", "why": "cancelled before the run began", "exit_code": STOPPED}
     said = f"see {layout.root}/job.out" if _size(layout.root / "job.out") else "it has said nothing"
     how = job.reason or job.why
@@ -286,20 +292,23 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _held(layout: RunLayout, known: RunState, submission: Submission) -> RunState:
-    """A run without a scheduler: its files know it, for as long as somebody holds it."""
-    known = replace(known, nodes=",".join(map(ssh.bare, hosts_of(layout))))
-    if submission.host != os.uname().nodename or is_held(layout) is not False or is_running(layout) is not False:
+def _supervised(layout: RunLayout, known: RunState, submission: Submission) -> RunState:
+    """A run without a queue: its files know it, for as long as it is supervised."""
+    known = replace(known, nodes=",".join(host.rpartition("@")[2] for host in hosts_of(layout)))
+    if submission.host != os.uname().nodename or is_supervised(layout) is not False or is_running(layout) is not False:
         return known
-    return replace(known, word="lost", why=f"process {submission.job} on {submission.host}, which held it, has ended")
+    why = f"process {submission.job} on {submission.host}, which supervised it, has ended"
+    return replace(known, word="lost", why=why)
 
 
 def _by_files(layout: RunLayout, status: Status, submission: Submission | None) -> RunState:
     word: str = status.state
+    # A damaged record names no scheduler.
+    supervised = submission and submission.scheduler in SCHEDULERS and SCHEDULERS[submission.scheduler].supervised
     if status.state == "ended":
         # A job may yet be queued again: it says so last.
         word = status.outcome or ""
-        if not word and (submission is None or (submission.scheduler == "ssh" and is_held(layout) is False)):
+        if not word and (submission is None or (supervised and is_supervised(layout) is False)):
             word = "done" if status.exit_code == 0 else BY_FAILURE.get(status.failure or "", "failed")
         word = word or "running"
     try:
@@ -311,7 +320,7 @@ def _by_files(layout: RunLayout, status: Status, submission: Submission | None) 
         status.why or "",
         status.exit_code,
         at=at,
-        job=submission.job if submission and submission.scheduler != "ssh" else "",
+        job=submission.job if submission and not supervised else "",
         attempt=status.attempt or 1,
         step=newest_logged_step(layout),
     )
@@ -319,7 +328,8 @@ def _by_files(layout: RunLayout, status: Status, submission: Submission | None) 
 
 def by_scheduler(known: RunState, job: JobState, submission: Submission) -> RunState:
     """What the files say of a run that has not ended, and what the scheduler says of its job."""
-    source, name = submission.scheduler, NAMES.get(submission.scheduler, submission.scheduler)
+    source, scheduler = submission.scheduler, SCHEDULERS[submission.scheduler]
+    name = scheduler.title
     if job.state == "queued":
         word = "requeued" if known.word == "requeued" or job.restarts else "queued"
         return replace(known, word=word, why=job.reason, source=source)
@@ -331,25 +341,33 @@ def by_scheduler(known: RunState, job: JobState, submission: Submission) -> RunS
         return replace(known, word="lost", why=f"{name} knows job {submission.job} no more", source=source)
     if job.state == "unknown":
         return replace(known, word="unknown", why=f"by its files {known.word}; {job.reason}", source=source)
-    if source == "kubernetes" and known.word == "queued":  # the run's own files are on a volume, seldom here
+    if known.word == "queued" and not scheduler.shares_folder:  # the run's own files are elsewhere
         return replace(known, word="running", nodes=job.nodes, source=source, attempt=job.restarts + 1)
     word = "starting" if known.word == "queued" else known.word
     return replace(known, word=word, nodes=job.nodes, source="status.json")
 
 
 def root_of_job(number: str) -> Path | None:
-    """The folder of the runs that a job of this user's is in, by Slurm's word; None where it has none."""
-    if not re.fullmatch(slurm.JOB_ID, number, re.ASCII):
-        return None
-    try:
-        found = ask(slurm.states(Job(number)))
-    except (MachineError, RefusedError):
-        return None
-    state = found.get(number) or next(iter(found.values()), JobState("gone"))
-    command = Path(*state.files[:1])
-    if command.name != slurm.SCRIPT or not command.is_absolute() or state.uid not in (None, os.geteuid()):
-        return None
-    return command.parent.parent.parent  # of all tasks of an array it is the script of one
+    """The folder of the runs that a job of this user's is in, as its scheduler knows it; None where none does."""
+    for scheduler in schedulers_with_job(number):
+        try:
+            found = ask(scheduler.states(Job(number)))
+        except (MachineError, RefusedError):
+            continue
+        state = found.get(number) or next(iter(found.values()), JobState("gone"))
+        for file in map(Path, state.files[:1]):
+            mine = state.uid in (None, os.geteuid())
+            if mine and file.is_absolute() and file.name == SCRIPT:
+                return file.parent.parent.parent  # of all tasks of an array it is the script of one
+    return None
+
+
+def schedulers_with_job(number: str) -> Iterator[Scheduler]:
+    """Those whose jobs may have a number, and have their run directory where it is submitted."""
+    for scheduler in SCHEDULERS.values():
+        queues = scheduler.shares_folder and not scheduler.supervised
+        if queues and re.fullmatch(scheduler.job_id, number, re.ASCII):
+            yield scheduler
 
 
 def newest_logged_step(layout: RunLayout) -> int | None:

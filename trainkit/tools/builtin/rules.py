@@ -12,9 +12,9 @@ from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optimizers
 from trainkit.machine.capability import fast_format, has_flash_attention, named
 from trainkit.optimizers import MOMENTS, ZERO, optimizer
-from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Slurm
+from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
 from trainkit.recipe.schema.model import is_packed_stream, quantized_bits
-from trainkit.schedulers.registry import cores_of_node
+from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.text import counted, listed
 from trainkit.tools.builtin.inputs import architecture_notices
 from trainkit.tools.builtin.memory import memory_advice
@@ -254,7 +254,8 @@ def optimizer_remarks(c: Context) -> Iterator[Diagnostic]:
 def resumed_runs_round_otherwise(c: Context) -> Iterator[Diagnostic]:
     """A run that goes on from a checkpoint on CUDA does not repeat itself bit by bit."""
     recipe = c.recipe
-    queued = recipe.cluster.requeue.after if isinstance(recipe.cluster, Slurm) else recipe.cluster.kind == "kubernetes"
+    scheduler = SCHEDULERS.get(recipe.cluster.kind)
+    queued = scheduler is not None and scheduler.restarts_after(recipe.cluster)
     goes_on = recipe.checkpoint.resume == "auto" or recipe.launcher.max_restarts or queued
     saves = recipe.checkpoint.every_steps or queued
     if c.device == "cuda" and not recipe.train.deterministic and goes_on and saves:

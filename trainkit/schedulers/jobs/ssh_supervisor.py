@@ -1,4 +1,4 @@
-"""Machines without a scheduler, asked before a run starts on them: where ssh goes for them, and what they have."""
+"""Runs on machines without a queue: the process that submits starts the nodes by ssh, and sees the run to its end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def commands(plan: Plan) -> Iterator[str]:
         yield shlex.join((*bind_words(plan.job.submit, {}), "--", host)) + f" node.sh as node {number}"
 
 
-def asked(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
+def versions(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
     """What each host has. MachineError with every host that would not do."""
     job = plan.job
     assert job is not None
@@ -93,7 +93,7 @@ def asked(plan: Plan, environ: Mapping[str, str]) -> Iterator[str]:
 
     def tried(host: str) -> str | Diagnostic:
         try:
-            return ask(ssh.rehearsal(words, host, python), environ, SECONDS)
+            return ask(ssh.version(words, host, python), environ, SECONDS)
         except RefusedError as error:
             return why_not(host, str(error))
         except MachineError as error:
@@ -121,7 +121,7 @@ GONE = 128 + signal.SIGTERM
 
 
 def hold_input(layout: RunLayout) -> None:
-    """Say that this node is there, take the variables, and from then on obey what comes; ends where nothing comes.
+    """Report that this node is there, take the variables, and from then on obey what comes; ends where nothing comes.
 
     Raises SystemExit when the submitter is gone, or this machine does not see the run directory.
     """
@@ -139,7 +139,7 @@ def hold_input(layout: RunLayout) -> None:
         _tell({"refused": f"it may not write to {layout.root}"})
         raise SystemExit(4)
     _tell({"ready": True, "host": os.uname().nodename, "version": trainkit.__version__})
-    held_by = read_submission(layout.root)
+    submission = read_submission(layout.root)
     come = Orders(orders)
     lines = iter(come)
     first = next(lines, None)
@@ -147,9 +147,9 @@ def hold_input(layout: RunLayout) -> None:
         raise SystemExit(GONE)
     values = parse_json(first).get("environ")
     if not isinstance(values, dict):
-        raise MachineError("what holds this node is no trainkit submit")
+        raise MachineError("what supervises this node is no trainkit submit")
     os.environ.update({str(name): str(value) for name, value in values.items()})
-    host = held_by.host if held_by else "another machine"
+    host = submission.host if submission else "another machine"
     threading.Thread(target=_obey, args=(lines, come, host), daemon=True).start()
 
 
@@ -184,9 +184,9 @@ def _obey(lines: Iterator[bytes], orders: Orders, host: str) -> None:
         # One that only asks for a checkpoint would end what has not begun.
         if isinstance(number, int) and (number not in PASSED_ON or signal.getsignal(number) != signal.SIG_DFL):
             os.kill(os.getpid(), number)
-    held_by = f"trainkit on {host}, which held the run,"
-    silent = f"nothing was heard for {SILENT_SECONDS:.0f} s of {held_by} so that it ends"
-    end_self(silent if orders.silent else f"{held_by} is gone, or out of reach")
+    supervisor = f"trainkit on {host}, which supervised the run,"
+    silent = f"nothing was heard for {SILENT_SECONDS:.0f} s of {supervisor} so that it ends"
+    end_self(silent if orders.silent else f"{supervisor} is gone, or out of reach")
 
 
 class Node:
@@ -289,7 +289,7 @@ LEAVE_SECONDS = 10.0  # for a node whose input has ended before it started anyth
 UNREACHED = 255  # what ssh exits with where it has not reached the host, or has lost it (ssh(1))
 
 
-class Holder:
+class SshRun:
     """A run and the ssh of each of its nodes."""
 
     def __init__(
@@ -478,7 +478,7 @@ class Holder:
         return {"exit_code": code, "failure": "trainkit", "why": f"{failed.name} ended with exit code {code}"}
 
 
-def hold_run(
+def supervise(
     plan: Plan, recipe_yaml: str, command_shell: str, environ: Mapping[str, str], reached_at: Sequence[str]
 ) -> int:
     """Make the run directory, start the run on all hosts and see it through; its exit code.
@@ -497,9 +497,9 @@ def hold_run(
         write_json(layout.status, {"state": "starting", "run_id": layout.id, "attempt": 1})
         words = bind_words(job.submit, {})
         process = ProcessId.of(os.getpid())
-        write_submission(layout, Submission("ssh", str(os.getpid()), words, process=process))
-        holder = Holder(plan, layout, [*_commands(plan, words, script, reached_at)], environ)
-        return holder.run()
+        write_submission(layout, Submission(job.scheduler, str(os.getpid()), words, process=process))
+        run = SshRun(plan, layout, [*_commands(plan, words, script, reached_at)], environ)
+        return run.run()
     except MachineError:
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
