@@ -87,12 +87,12 @@ class Slurm:
         """Its slurm.conf, which commands know by SLURM_CONF."""
         return self.folder / "etc" / "slurm.conf"
 
-    def up(self, nodes: int, cards: int = 4, *, tied: bool = False) -> None:
-        """Start it, and wait until all nodes are idle. cards: made-up ones on each node."""
+    def up(self, nodes: int, gpus: int = 4, *, tied: bool = False) -> None:
+        """Start it, and wait until all nodes are idle. gpus: made-up ones on each node."""
         self.machines.up(nodes, tied=tied)
         for name in ("etc", "log", "munge", "state"):
             (self.folder / name).mkdir(mode=0o755)
-        self._configure(nodes, cards)
+        self._configure(nodes, gpus)
         self._start_munge()
         self.start_controller()
         for number in range(1, nodes + 1):
@@ -103,15 +103,15 @@ class Slurm:
                 raise RuntimeError(f"the nodes did not become idle; see {self.folder}/log")
             time.sleep(0.05)
 
-    def _configure(self, nodes: int, cards: int) -> None:
+    def _configure(self, nodes: int, gpus: int) -> None:
         places = "\n".join(f"NodeName=tk{each} NodeAddr={address(f'tk{each}')}" for each in range(1, nodes + 1))
-        gres = f"Gres=gpu:{cards}" if cards else ""
+        gres = f"Gres=gpu:{gpus}" if gpus else ""
         text = CONFIG.format(folder=self.folder, login=LOGIN, login_address=address(LOGIN), gres=gres, nodes=places)
         self.config.write_text(text)
-        devices = f"NodeName=tk[1-{nodes}] Name=gpu File={self.folder}/gpu[0-{cards - 1}]\n" if cards else ""
+        devices = f"NodeName=tk[1-{nodes}] Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n" if gpus else ""
         (self.folder / "etc" / "gres.conf").write_text(devices)
         (self.folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # nothing here uses cgroups
-        for number in range(cards):  # with plain files CUDA_VISIBLE_DEVICES stays empty
+        for number in range(gpus):  # with plain files CUDA_VISIBLE_DEVICES stays empty
             os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
     def _start_munge(self) -> None:

@@ -20,7 +20,7 @@ LEAVE_SECONDS = 30.0
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
-    """Three nodes tk1 to tk3 with four made-up cards each, and the login machine tk0."""
+    """Three nodes tk1 to tk3 with four made-up GPUs each, and the login machine tk0."""
     if why := lacking():
         pytest.skip(f"a Slurm {why} (apt-get install slurmctld slurmd slurm-client munge iproute2)")
     with tempfile.TemporaryDirectory(prefix="trainkit-slurm-", dir="/tmp") as folder:

@@ -185,7 +185,7 @@ class Slurm(Ran):
     )
     cpus_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
         "auto",
-        "Processors of each node; `auto` is the share of cluster.machine's that its chosen cards are of all, or all on "
+        "Processors of each node; `auto` is the share of cluster.machine's that its chosen GPUs are of all, or all on "
         "a CPU; without a machine, one for each process.",
     )
     memory_per_node: str | None = setting(
@@ -194,9 +194,9 @@ class Slurm(Ran):
     exclusive: bool = setting(False, "Whether the nodes are shared with no other job.")
     gpus: Literal["gpus-per-node", "gres", "none"] = setting(
         "gpus-per-node",
-        "How cards are asked for: `--gpus-per-node`, `--gres=gpu:`, or not at all, where whole nodes are given.",
+        "How GPUs are requested: `--gpus-per-node`, `--gres=gpu:`, or not at all, where whole nodes are given.",
     )
-    gpu_kind: str | None = setting(None, "Kind of card in that request, as Slurm calls it (`h100`).")
+    gpu_kind: str | None = setting(None, "Kind of GPU in that request, as Slurm calls it (`h100`).")
     requeue: Requeue = section(Requeue, "When the job is queued again, and goes on.")
     sbatch: Words = setting([], "Further words for sbatch; those that trainkit sets are refused.")
     srun: Words = setting([], "Further words for srun; those that trainkit sets are refused.")
@@ -227,7 +227,7 @@ class Kubernetes(Section):
     secret: str | None = setting(
         None, "Secret of the namespace that has the variables of env_from, each by its name.", pattern=_LABEL
     )
-    gpu_resource: str = setting("nvidia.com/gpu", "Name of the resource that cards are.", pattern=_RESOURCE)
+    gpu_resource: str = setting("nvidia.com/gpu", "Name of the resource that GPUs are.", pattern=_RESOURCE)
     pod: dict[str, Any] = setting(
         {},
         "What the template of the pods has besides, as Kubernetes writes it: `metadata` (labels, annotations) and "
