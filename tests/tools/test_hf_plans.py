@@ -18,7 +18,7 @@ Machine = Callable[..., Facts]
 BF16: dict[str, Any] = {"precision": {"dtype": "bf16"}}
 LLAMA: dict[str, Any] = {"model": {"kind": "hf", "architecture": "llama"}}
 FLASH: dict[str, Any] = {"efficiency": {"attention": "flash_attention_2"}}
-PACKAGES = {"torch": "2.13.0", "numpy": "2.0", "transformers": "5.23.0", "datasets": "5.2.0"}
+PACKAGES = {"torch": "2.13.0", "numpy": "2.0", "transformers": "5.23.0", "pyarrow": "26.0.1"}
 
 
 def test_nothing_is_downloaded_in_silence(layered: Layered, machine: Machine) -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_downloaded_in_silence(layered: Layered, machine: Machine) ->
     ("recipe", "gpus", "package", "remedy"),
     [
         (LLAMA, (0,), "transformers", "pip install 'trainkit[hf]'"),
-        ({"data": {"kind": "dataset", "path": "d"}}, (0,), "datasets", "pip install 'trainkit[hf]'"),
+        ({"data": {"kind": "dataset", "path": "d"}}, (0,), "pyarrow", "pip install 'trainkit[hf]'"),
         ({"data": {"tokenizer": "t"}}, (0,), "transformers", "pip install 'trainkit[hf]'"),
         (
             {**LLAMA, **FLASH, **BF16},

@@ -158,8 +158,8 @@ def cgroups(root: Path, controller: str, mount: str = CGROUPS) -> tuple[Path, ..
 
 PACKAGES = frozenset((
     *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
-    "accelerate", "datasets", "deepspeed", "flash-attn", "ninja", "numpy", "nvidia-ml-py", "peft", "tensorboard",
-    "torch", "torch-xla", "transformers", "wandb",
+    "accelerate", "datasets", "deepspeed", "flash-attn", "ninja", "numpy", "nvidia-ml-py", "peft", "pyarrow",
+    "tensorboard", "torch", "torch-xla", "transformers", "wandb",
 ))  # fmt: skip
 NCCL = "nvidia-nccl-cu"  # and the CUDA that it is for
 

@@ -137,7 +137,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda c: "data.tokenizer a folder" if c.program == "builtin" and value_of(c, "data.tokenizer") else "",
         extra="hf",
     ),
-    Requirement("datasets", "3", _builtin("data.kind", "dataset"), extra="hf"),
+    Requirement("pyarrow", "15", _builtin("data.kind", "dataset"), extra="hf"),
     Requirement("transformers", "4.50", _builtin("model.kind", "hf"), extra="hf"),
     Requirement(
         "flash-attn",

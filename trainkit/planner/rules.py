@@ -124,8 +124,6 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
     ),
 )
 
-# What a plan for another machine needs on this one, too.
-HERE = ("program.script", "data.tokenizer")
 # Key of a path that is no setting of its own -> the hint where nothing is there.
 OTHER_PATHS = {
     CONFIG: "check the path behind --config; it starts from the working folder",
@@ -138,9 +136,14 @@ def planned_for_another_machine(context: Context) -> Iterator[Diagnostic]:
     facts = context.facts
     if facts.origin:
         yield note(f"planned for another machine ({facts.origin}), with torch {facts.packages.get('torch')}")
-        absent = [path for key, paths in context.resolved.absent.items() if key not in HERE for path in paths]
+        absent = [path for key, paths in context.resolved.absent.items() if not _needed_here(key) for path in paths]
         if absent:
             yield note(f"whether that machine has {', '.join(absent)} is not known")
+
+
+def _needed_here(key: str) -> bool:
+    """Whether a plan for another machine reads the path on this one, too."""
+    return any(each.here for each in schema().settings.get(key, ()))
 
 
 def inputs_are_there(context: Context) -> Iterator[Diagnostic]:
@@ -148,7 +151,7 @@ def inputs_are_there(context: Context) -> Iterator[Diagnostic]:
     for key, paths in context.resolved.absent.items():
         section = getattr(context.recipe, key.partition(".")[0], None)
         setting = schema().setting(key, getattr(section, "kind", ""))
-        for path in paths if key in HERE or not context.facts.origin else ():
+        for path in paths if _needed_here(key) or not context.facts.origin else ():
             if mapped(context, path):
                 continue
             what, where = f"{key} {path} does not exist on this machine", absolute(path, context.resolved.folder)

@@ -81,6 +81,7 @@ def setting(
     missing: str = "",
     words: tuple[str, ...] = (),
     lines: bool = False,
+    here: bool = False,
     alias: str | None = None,
     **constraints: Any,
 ) -> Any:
@@ -91,11 +92,13 @@ def setting(
     reads: what lies at the path that the value names; empty where it is no path. ``content`` is a file that the plan
         depends on: the resolver reads it and hands it on. ``output`` is a folder that the run writes.
     missing: what to do where nothing lies there. words: values that are no paths.
+    here: whether planning itself reads it, so that a plan for another machine needs it on this one, too.
     lines: its texts may have several lines, tabs and the like; those of other settings hold no control character.
     constraints: pydantic's (``ge``, ``le``, ``pattern``, ``min_length``, …).
     """
     extra: JsonDict = {}
-    for name, value in (("unit", unit), ("flag", flag), ("reads", reads), ("missing", missing), ("lines", lines)):
+    named = (("unit", unit), ("flag", flag), ("reads", reads), ("missing", missing), ("here", here), ("lines", lines))
+    for name, value in named:
         if value:
             extra[name] = value
     if words:

@@ -64,7 +64,7 @@ class TextData(_Loaded):
     """Text files, one token per byte or those of a tokenizer."""
 
     kind: Literal["text"] = setting("text", "Text files.")
-    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME)
+    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME, here=True)
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "python-stdlib",
@@ -150,7 +150,7 @@ class Mixed(Section):
 class _Rows(_Loaded):
     """Settings of sources whose samples come from rows with named fields."""
 
-    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME)
+    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME, here=True)
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     field: str = setting(
         "text",

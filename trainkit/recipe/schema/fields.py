@@ -32,6 +32,7 @@ class Setting:
     reads: str = ""
     missing: str = ""
     words: tuple[str, ...] = ()
+    here: bool = False
     lines: bool = False
     variant: str = ""
     open: bool = False
@@ -162,6 +163,7 @@ def _walk(
                 reads=str(extra.get("reads", "")),
                 missing=str(extra.get("missing", "")),
                 words=tuple(extra.get("words", ())),
+                here=bool(extra.get("here", False)),
                 lines=bool(extra.get("lines", False)),
                 variant=variant,
                 open=is_open,

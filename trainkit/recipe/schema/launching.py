@@ -53,6 +53,7 @@ class Program(Section):
         ".py (.pyw, .pyc, .pyz) is run by the interpreter; any other file, as a shell script, is executed itself.",
         reads="file",
         missing="put your copy into the working folder, or name it: program.script=PATH",
+        here=True,
     )
     module: str | None = setting(None, "Dotted name of the module to run instead of a script.")
     args: dict[str, Scalar | list[Scalar]] | list[str] = setting(
