@@ -21,6 +21,7 @@ PURE = (
     "trainkit.errors",
     "trainkit.rule",
     "trainkit.text",
+    "trainkit.batch",
     "trainkit.optimizers",
     "trainkit.lora",
     "trainkit.recipe",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainkit.batch import Sides, solve
 from trainkit.errors import Diagnostic, Origin, RecipeError
 from trainkit.launch_plan.model import BatchArithmetic
 from trainkit.lazy import load
@@ -28,7 +29,7 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
     if batch.micro == "auto" and "accumulation" not in given:
         return _searched(resolved, given, ranks)
     note = ""
-    if len(given) == 3 and given["global"] != given["micro"] * given["accumulation"] * ranks:
+    if len(given) == 3 and solve(_sides(given, ranks)) is None:
         # A DeepSpeed file and the program's own words are weaker than any layer.
         strengths = {
             name: origin.strength if resolved.given(f"batch.{name}") and (origin := _origin(resolved, name)) else -1
@@ -44,8 +45,13 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
     completes = "global" in given and (kind in TOLD or batch.global_ != "auto")
     if kind != "builtin" and not completes:
         return BatchArithmetic(*_as_given(resolved, given, ranks), ranks, asked, note)
-    global_, micro, accumulation = _complete(resolved, given, ranks)
-    return BatchArithmetic(global_, micro, accumulation, ranks, asked or (micro if kind == "builtin" else None), note)
+    solved = _complete(resolved, given, ranks)
+    eval_micro = asked or (solved.micro if kind == "builtin" else None)
+    return BatchArithmetic(solved.global_, solved.micro, solved.accumulation, ranks, eval_micro, note)
+
+
+def _sides(given: Mapping[str, int], ranks: int) -> Sides:
+    return Sides(given.get("global"), given.get("micro"), given.get("accumulation"), ranks)
 
 
 def _by_layers(resolved: Resolved) -> bool:
@@ -59,16 +65,11 @@ def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> Batc
     """
     base = resolved.attachments["strategy.config"].tree
     replicas = load("trainkit.tools.deepspeed.fields:data_parallel_ranks")(base, ranks)
-    total, micro, accumulation = (given.get(name) for name in ("global", "micro", "accumulation"))
-    if total is None:
-        accumulation = accumulation or 1
-        total = micro * accumulation * replicas if micro else None
-    elif micro:
-        accumulation = accumulation or total // micro // replicas
-    else:
-        micro = total // replicas // (accumulation or 1)
-    if micro and total == micro * (accumulation or 0) * replicas:
-        return BatchArithmetic(total, micro, accumulation, ranks, None)
+    known = _sides(given, replicas)
+    if known.global_ is None or known.micro is None:
+        known = known._replace(accumulation=known.accumulation or 1)
+    if (solved := solve(known)) and solved.micro:
+        return BatchArithmetic(solved.global_, solved.micro, solved.accumulation, ranks, None)
     sizes = ", ".join(f"{_in_file()[name]} {size}" for name, size in given.items())
     note = (
         f"{sizes} in the DeepSpeed file do not fit {counted(replicas, 'rank')}: DeepSpeed ends with an error, unless "
@@ -82,8 +83,8 @@ def _as_given(resolved: Resolved, given: Mapping[str, int], ranks: int) -> tuple
     micro, accumulation = given.get("micro"), given.get("accumulation")
     if resolved.recipe.program.kind == "deepspeed" and micro and not accumulation:
         accumulation = 1  # as its engine takes it (runtime/config.py: _set_batch_related_parameters)
-    product = micro * accumulation * ranks if micro and accumulation else None
-    return given.get("global", product), micro, accumulation
+    solved = solve(Sides(None, micro, accumulation, ranks))
+    return given.get("global", solved.global_ if solved else None), micro, accumulation
 
 
 def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchArithmetic:
@@ -96,11 +97,12 @@ def _searched(resolved: Resolved, given: dict[str, int], ranks: int) -> BatchAri
             why="the course of training must not depend on what fits in memory, so the global batch has to be given",
         )
         raise RecipeError(problem)
-    total, least, share = _complete(resolved, {**given, "micro": 1}, ranks)
+    solved = _complete(resolved, {**given, "micro": 1}, ranks)
+    share = solved.accumulation or 1
     sizes = tuple(size for size in range(1, share + 1) if share % size == 0)
     asked = resolved.recipe.batch.eval_micro
     eval_micro = max(size for size in sizes if size <= DEFAULT_MICRO) if asked == "auto" else asked
-    return BatchArithmetic(total, least, share, ranks, eval_micro, search=sizes if len(sizes) > 1 else ())
+    return BatchArithmetic(solved.global_, 1, share, ranks, eval_micro, search=sizes if len(sizes) > 1 else ())
 
 
 def _given(resolved: Resolved) -> dict[str, int]:
@@ -119,41 +121,38 @@ def _given(resolved: Resolved) -> dict[str, int]:
     return {name: given[name] for name in sides if name in given}
 
 
-def _complete(resolved: Resolved, given: dict[str, int], ranks: int) -> tuple[int, int, int]:
-    """(global, micro, accumulation) from what was given and the defaults."""
-    if "global" not in given:
-        micro, accumulation = given.get("micro", DEFAULT_MICRO), given.get("accumulation", 1)
-        return micro * accumulation * ranks, micro, accumulation
-    total = given["global"]
-    if "micro" in given and "accumulation" in given:  # the three agree
-        return total, given["micro"], given["accumulation"]
-    known = "micro" if "micro" in given else "accumulation"
-    divisor = given.get(known, 1) * ranks
-    if total % divisor:
-        below, above = total // divisor * divisor, (total // divisor + 1) * divisor
-        nearest = f"{below} or {above}" if below else str(above)
-        by = counted(ranks, "rank")
-        by = f"{known} {given[known]} x {by} = {divisor}" if known in given else by
-        problem = resolved.error(
-            "batch.global",
-            f"batch.global {total} cannot be divided by {by}",
-            f"set batch.global to {nearest}",
-            why="each rank must see the same number of whole samples in each optimizer step",
-            at=_origin(resolved, "global"),
-        )
-        raise RecipeError(problem)
-    if "micro" in given:
-        return total, given["micro"], total // divisor
-    if "accumulation" in given:
-        return total, total // divisor, given["accumulation"]
-    each = total // ranks
-    micro = max(size for size in range(1, DEFAULT_MICRO + 1) if each % size == 0)
-    return total, micro, each // micro
+def _complete(resolved: Resolved, given: Mapping[str, int], ranks: int) -> Sides:
+    """Every side, from what was given and the defaults."""
+    known = _sides(given, ranks)
+    if known.global_ is None:
+        known = known._replace(micro=known.micro or DEFAULT_MICRO, accumulation=known.accumulation or 1)
+    elif solve(known) and known.micro is known.accumulation is None:
+        share = known.global_ // ranks
+        known = known._replace(micro=max(size for size in range(1, DEFAULT_MICRO + 1) if share % size == 0))
+    solved = solve(known)
+    if solved is None:
+        raise RecipeError(_indivisible(resolved, known))
+    return solved
+
+
+def _indivisible(resolved: Resolved, known: Sides) -> Diagnostic:
+    """A global batch that the known sides do not divide."""
+    total, divisor, by = known.global_ or 0, known.factor, counted(known.ranks or 1, "rank")
+    below, above = total // divisor * divisor, (total // divisor + 1) * divisor
+    for name, size in (("micro", known.micro), ("accumulation", known.accumulation)):
+        if size is not None:
+            by = f"{name} {size} x {by} = {divisor}"
+    return resolved.error(
+        "batch.global",
+        f"batch.global {total} cannot be divided by {by}",
+        f"set batch.global to {below} or {above}" if below else f"set batch.global to {above}",
+        why="each rank must see the same number of whole samples in each optimizer step",
+        at=_origin(resolved, "global"),
+    )
 
 
 def _contradiction(resolved: Resolved, given: dict[str, int], ranks: int) -> Diagnostic:
-    micro, accumulation = given["micro"], given["accumulation"]
-    product = micro * accumulation * ranks
+    micro, accumulation, product = given["micro"], given["accumulation"], _sides(given, ranks).factor
     origins = {name: _origin(resolved, name) for name in given}
     places = ", ".join(f"batch.{name} {given[name]} ({at.place if at else 'default'})" for name, at in origins.items())
     return resolved.error(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainkit.batch import Sides, solve
 from trainkit.errors import Diagnostic, Origin
 from trainkit.lazy import Registry
 from trainkit.recipe.layer import ARGUMENTS, Layer
@@ -95,11 +96,11 @@ def contradictions(state: Merge) -> list[Diagnostic]:
     processes = 1 if state.get("strategy.kind") == "single" else state.get("nodes.processes_per_node")
     nodes = 1 if state.get("strategy.kind") == "single" else state.get("nodes.count") or 1
     ranks = nodes * processes if type(nodes) is int and type(processes) is int else None  # which the recipe alone says
-    product = micro * accumulation
-    if total % product == 0 and (ranks is None or total == product * ranks):
+    known = Sides(total, micro, accumulation, ranks)
+    if solve(known):
         return []
     given = (f"{key} at {entry.origin.place}" for key, entry in zip(corners[1:], winners[1:], strict=True))
-    fit = f"{product} * ranks" if ranks is None else f"{product * ranks} with {counted(ranks, 'rank')}"
+    fit = f"{known.factor} * ranks" if ranks is None else f"{known.factor} with {counted(ranks, 'rank')}"
     what = f"batch.global {total}, batch.micro {micro} and batch.accumulation {accumulation} contradict each other"
     why = f"global = micro * accumulation * ranks, and {micro} * {accumulation} makes {fit} ({', '.join(given)})"
     hint = "give any two of the three; the third follows"

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from trainkit.batch import Sides, solve
 from trainkit.errors import UsageError
 from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
@@ -346,10 +347,12 @@ def _read_batch(view: View, text: str) -> Read:
         return {"batch.global": int(total)}, f"{total} samples per step over {counted(view.ranks, 'process', 'es')}"
     if not total:
         return {"batch.micro": int(micro)}, f"{micro} samples in one pass"
-    passes, rest = divmod(int(total), max(int(micro) * view.ranks, 1))
-    factors = f"{micro} per pass x {counted(passes, 'pass', 'es')} x {counted(view.ranks, 'process', 'es')}"
-    product = f"{total} = {factors}" if rest == 0 and passes > 0 else ""
-    return {"batch.global": int(total), "batch.micro": int(micro)}, product
+    sets = {"batch.global": int(total), "batch.micro": int(micro)}
+    solved = solve(Sides(int(total), int(micro), ranks=view.ranks)) if int(micro) else None
+    if not solved or not solved.accumulation:
+        return sets, ""
+    passes, processes = counted(solved.accumulation, "pass", "es"), counted(view.ranks, "process", "es")
+    return sets, f"{total} = {micro} per pass x {passes} x {processes}"
 
 
 def _recomputing(view: View) -> Iterator[Choice]:

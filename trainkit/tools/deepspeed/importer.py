@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainkit.batch import Sides, solve
 from trainkit.errors import Origin, RecipeError, UsageError
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.interpolation import interpolated
@@ -197,13 +198,13 @@ def _batch(entries: Entries) -> None:
         return
     entries.skipped.add(BATCH[2].name)
     entries.read.add(BATCH[2].name)
-    ranks = total / (micro * accumulation)
-    if ranks % 1 or not ranks:
+    solved = solve(Sides(total, micro, accumulation))
+    if solved is None:
         what = f"train_batch_size {total} is not {micro} x {accumulation} x a number of ranks"
         hint = "bring the three into line, or leave one of them out"
         entries.draft.fail(what, entries.source.at(BATCH[0].name), hint)
     else:
-        text = f"gradient_accumulation_steps {accumulation} follows from the other two with {ranks:g} ranks."
+        text = f"gradient_accumulation_steps {accumulation} follows from the other two with {solved.ranks} ranks."
         entries.draft.remark(text)
 
 
