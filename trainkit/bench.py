@@ -84,7 +84,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class VariantRow:
     """One variant with all its runs. Figures are those of the runs that succeeded.
 
     speed, memory: samples per second and memory as multiples of the base's; None where either is unknown.
@@ -134,7 +134,7 @@ class Comparison:
     recipe: str
     machine: str
     memory: MemoryKind
-    rows: Sequence[Row]
+    rows: Sequence[VariantRow]
     not_run: Sequence[str] = ()
 
     @property
@@ -175,7 +175,7 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
     return "failed", f"{why} (exit code {code})" if str(code) not in why else why
 
 
-def compare(rows: Sequence[Row], base: str) -> list[Row]:
+def compare(rows: Sequence[VariantRow], base: str) -> list[VariantRow]:
     """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
     reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
     if reference is None:
@@ -253,7 +253,7 @@ class _Bench:
         """What is known so far, in the recipe's order."""
         setup, runs = self.setup, self.measured
         done = [each for each in setup.candidates if each.name in runs]
-        rows = [Row(each.name, each.description, tuple(runs[each.name])) for each in done]
+        rows = [VariantRow(each.name, each.description, tuple(runs[each.name])) for each in done]
         missing = [each.name for each in setup.candidates if each.name not in runs]
         return Comparison(setup.recipe, setup.machine, setup.memory, compare(rows, setup.base), missing)
 
@@ -324,7 +324,7 @@ def render(found: Comparison) -> str:
 def as_csv(found: Comparison) -> str:
     """One line for each variant. Seconds, samples per second and bytes; an empty cell is unknown."""
     stream = io.StringIO()
-    columns = list(_record(Row("", "", ()), found.memory))  # the head is there before the first row is
+    columns = list(_record(VariantRow("", "", ()), found.memory))  # the head is there before the first row is
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_record(row, found.memory) for row in found.rows)
@@ -349,7 +349,7 @@ def rate(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _record(row: Row, memory: MemoryKind) -> dict[str, Any]:
+def _record(row: VariantRow, memory: MemoryKind) -> dict[str, Any]:
     lowest, highest = row.spread or (None, None)
     return _finite(
         {
@@ -377,7 +377,7 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: VariantRow) -> tuple[str, ...]:
     if row.outcome != "ok":
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
@@ -445,7 +445,7 @@ def draw(found: Comparison, folder: Path) -> list[Path]:
 
 def _draw(
     axes: Axes,
-    rows: Sequence[Row],
+    rows: Sequence[VariantRow],
     values: Sequence[float | None],
     spreads: Sequence[tuple[float, float] | None],
     label: Callable[[float], str],

@@ -120,7 +120,7 @@ class TrainingError(TrainkitError):
     exit_code = ExitCode.FAILED
 
 
-def in_words(error: TrainkitError) -> str:
+def one_line_each(error: TrainkitError) -> str:
     """What a rank or a worker, which knows of no recipe file, writes of a failure: a line for each finding."""
     return "".join(f"error: {each.what}{f' ({each.hint})' if each.hint else ''}\n" for each in error.diagnostics)
 

@@ -31,7 +31,7 @@ from transformers import Trainer, TrainingArguments
 from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.data.text import read_corpus
-from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.loop import SignalRequests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.optim import build_optimizer
 from trainkit.trainer.setup import Parts
@@ -69,7 +69,7 @@ def builtin_loop(parts: Parts, rows: Rows) -> Loop:
 
     def run() -> None:
         metrics = Metrics(parts.settings.run_dir, [], main=True)
-        train(parts, 0, metrics, Requests())
+        train(parts, 0, metrics, SignalRequests())
         metrics.close()
 
     return run

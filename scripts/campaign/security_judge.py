@@ -20,7 +20,7 @@ from cases import FINE, Ended, in_child
 
 from trainkit.cli.boundary import run_command_line
 from trainkit.convert.shell.evaluating import TOOLS
-from trainkit.errors import TrainkitError, in_words
+from trainkit.errors import TrainkitError, one_line_each
 
 SECONDS, BYTES = 10, 1_000_000_000  # processor time and memory of one attack, above what this process has
 WALL = 60  # seconds: what waits uses no processor
@@ -165,7 +165,7 @@ def answered(call: Callable[[Path], object]) -> Callable[[Path], int]:
         try:
             call(folder)
         except TrainkitError as error:
-            sys.stderr.write(in_words(error))
+            sys.stderr.write(one_line_each(error))
             return int(error.exit_code)
         return 0
 

@@ -394,11 +394,11 @@ def speed_words(asked: Asked, steps: int) -> list[str]:
 
 def trained(parts: Any) -> tuple[list[Row], float]:
     """Train with the trainer's own loop: its metrics lines, and seconds of compiling."""
-    from trainkit.trainer.loop import Requests, train
+    from trainkit.trainer.loop import SignalRequests, train
     from trainkit.trainer.metrics.writers import Metrics
 
     metrics = Metrics(parts.settings.run_dir, [], main=True)
-    progress = train(parts, 0, metrics, Requests())
+    progress = train(parts, 0, metrics, SignalRequests())
     metrics.close()
     lines = (parts.settings.run_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines], progress.compiling.seconds
@@ -657,7 +657,7 @@ class Phases:
 def step_in_phases(parts: Any, phases: Phases) -> None:
     """Two whole steps, then one in its phases, as `trainkit.trainer.loop.optimizer_step` does it."""
     from trainkit.trainer.loop import batches, optimizer_step, split_micro
-    from trainkit.trainer.optim import casts_kept
+    from trainkit.trainer.optim import cached_casts
 
     given, strategy = batches(parts, 0), parts.strategy
     for number in range(2):
@@ -666,7 +666,7 @@ def step_in_phases(parts: Any, phases: Phases) -> None:
     phases.note("first steps")
     batch = next(given)
     micros = split_micro(batch, parts)
-    with casts_kept():
+    with cached_casts():
         for index, inputs in enumerate(micros):
             last = index + 1 == len(micros)
             with strategy.micro_step(last=last):

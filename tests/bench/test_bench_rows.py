@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.bench import Comparison, Measurement, Row, as_csv, as_data, compare, measure, remaining, render
+from trainkit.bench import Comparison, Measurement, VariantRow, as_csv, as_data, compare, measure, remaining, render
 
 MIB = 2**20
 
@@ -30,9 +30,9 @@ def summary(**known: Any) -> dict[str, Any]:
     }
 
 
-def row(name: str, *rates: float, memory: int = 100) -> Row:
+def row(name: str, *rates: float, memory: int = 100) -> VariantRow:
     runs = tuple(Measurement("ok", 0, "", 40 / rate, rate, memory * MIB, 2.5) for rate in rates)
-    return Row(name, "", runs)
+    return VariantRow(name, "", runs)
 
 
 def test_memory_is_that_of_the_largest_rank_or_the_fullest_card() -> None:
@@ -64,7 +64,7 @@ def test_a_failure_is_named_by_what_the_ranks_said(code: int, failure: str, erro
 
 def test_several_runs_give_medians_and_the_highest_memory() -> None:
     runs = (*row("a", 1.0, 5.0, memory=100).runs, *row("a", 2.0, memory=300).runs, Measurement("failed", 1, "once"))
-    found = Row("a", "", runs)
+    found = VariantRow("a", "", runs)
     assert (found.median("samples_per_second"), found.spread, found.memory_bytes) == (2.0, (1.0, 5.0), 300 * MIB)
     assert (found.outcome, found.reason) == ("failed", "once")
 
@@ -72,7 +72,7 @@ def test_several_runs_give_medians_and_the_highest_memory() -> None:
 def test_rows_are_measured_by_the_base_where_it_ended_well() -> None:
     rows = compare([row("base", 4.0, memory=200), row("a", 2.0, memory=100)], "base")
     assert [(each.speed, each.memory) for each in rows] == [(1.0, 1.0), (0.5, 0.5)]
-    alone = compare([Row("base", "", (Measurement("failed", 1),)), row("a", 2.0)], "base")
+    alone = compare([VariantRow("base", "", (Measurement("failed", 1),)), row("a", 2.0)], "base")
     assert [each.speed for each in alone] == [None, None]
 
 
@@ -84,7 +84,7 @@ def test_the_time_left_is_known_once_a_run_has_ended() -> None:
 
 
 def test_the_table_lines_up_and_says_what_failed_and_what_did_not_run() -> None:
-    failed = Row("big", "", (Measurement("out of memory", 1, "CUDA out of memory"),))
+    failed = VariantRow("big", "", (Measurement("out of memory", 1, "CUDA out of memory"),))
     rows = compare([row("base", 4.0, memory=200), row("accumulation", 2.0), failed], "base")
     head, *lines = render(Comparison("r", "cpu", "rss", rows, ("late",))).splitlines()
     assert head.split() == ["variant", "time", "samples/s", "vs", "base", "peak", "RSS", "vs", "base", "final", "loss"]
@@ -95,7 +95,7 @@ def test_the_table_lines_up_and_says_what_failed_and_what_did_not_run() -> None:
 
 
 def test_csv_and_json_hold_the_same_figures_and_no_invalid_number() -> None:
-    broken = Row("nan", "a, b", (Measurement("ok", 0, "", 1.0, 1.0, MIB, math.nan),))
+    broken = VariantRow("nan", "a, b", (Measurement("ok", 0, "", 1.0, 1.0, MIB, math.nan),))
     found = Comparison("r", "cpu", "gpu", [broken])
     (record,) = csv.DictReader(io.StringIO(as_csv(found)))
     assert (record["variant"], record["description"], record["memory_bytes"]) == ("nan", "a, b", str(MIB))

@@ -220,9 +220,9 @@ def test_a_profile_is_copied_edited_and_planned_for(trainkit: Trainkit, tmp_path
     ("text", "words"),
     [
         ("x: [", "mine.yaml:2: a value is missing here"),
-        ("- a", "mine.yaml is no profile of a machine"),
-        ("memory_gib: many", "memory_gib is no number up to 100,000"),
-        ("memory_gib: 1.0e+30", "memory_gib is no number up to 100,000"),
+        ("- a", "mine.yaml is not a machine profile"),
+        ("memory_gib: many", "memory_gib is not a number up to 100,000"),
+        ("memory_gib: 1.0e+30", "memory_gib is not a number up to 100,000"),
         ("memory_gib: 64\ncards: {count: 2}", "cards.memory_gib is no number"),
         ("memory_gib: 64", "`cpu_cores` is missing"),
         ("memory_gib: 64\ncpu_cores: 4\nwheels: 4", "unknown key `wheels`"),

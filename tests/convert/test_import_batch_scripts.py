@@ -83,11 +83,11 @@ def test_what_is_not_taken_over_is_named(lines: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("--nodes=$NODES", "`--nodes=$NODES` is no number"),
+        ("--nodes=$NODES", "`--nodes=$NODES` is not a number"),
         ("--gpus=5 -N2", "is not the same number of GPUs on each of 2 nodes"),
         ("--mem-per-gpu=60G", "nothing says how many there are"),
-        ("--time=soon", "`--time=soon` is no time limit of Slurm's"),
-        ("--mem=lots", "`--mem=lots` is no amount of memory"),
+        ("--time=soon", "`--time=soon` is not a time limit that Slurm accepts"),
+        ("--mem=lots", "`--mem=lots` is not an amount of memory"),
     ],
 )
 def test_what_is_wrong_stands_at_its_line(lines: str, said: str) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.convert.reading import HERE, argv, checked, comments, context, imported, read, refusal, script, settings
 from trainkit.convert.command import starts_program
-from trainkit.convert.importing import Lines
+from trainkit.convert.importing import ShellOptions
 from trainkit.convert.shell import read_shell
 from trainkit.convert.shell.evaluating import Script
 from trainkit.errors import RecipeError
@@ -104,7 +104,7 @@ def test_a_variable_that_nothing_sets_is_read_from_the_environment_when_the_reci
 def test_what_the_caller_sets_counts_and_an_argument_without_a_value_is_asked_for_by_name() -> None:
     text = 'MODEL=$1\nif [ -z "$OUT" ]; then OUT=runs; fi\npython train.py --model $MODEL --out $OUT ${2:-4}\n'
     assert argv(script(text), {"MODEL": "m"}) == ["--model", "m", "--out", "runs", "4"]
-    given_ = script(text, program=("big",), lines=Lines({"OUT": "here"}))
+    given_ = script(text, program=("big",), lines=ShellOptions({"OUT": "here"}))
     assert argv(given_) == ["--model", "big", "--out", "here", "4"]
 
 
@@ -135,7 +135,7 @@ def test_gpus_that_a_command_counts_are_all_gpus_and_no_word_elsewhere() -> None
     for counted in ("$(nvidia-smi -L | wc -l)", "$(nvidia-smi --list-gpus | wc -l)"):
         assert settings(script(f"torchrun --nproc_per_node={counted} train.py"))["devices.select"] == "all"
     text = "N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc_per_node $N train.py --name run_$N"
-    assert read(script(text, lines=Lines({"N": "4"}))).recipe.program.args == {"name": "run_4"}
+    assert read(script(text, lines=ShellOptions({"N": "4"}))).recipe.program.args == {"name": "run_4"}
     assert "program.args is made of $(nvidia-smi -L | wc -l)" in refusal("go.sh", {"go.sh": text}).what
     found = refusal("go.sh", {"go.sh": f"{text} --acc $((8 / N))"})
     assert "which only a running shell knows" in found.what
@@ -198,7 +198,7 @@ ENDLESS = "it does not end, or comes to more than is read"
         ("python -c 'print(1)'", "it starts no program"),
         ("# nothing", "it starts no program that can be imported"),
         ("if x; then\n python train.py", "line 1: cannot be read: `if` statement must end with `fi`"),
-        ("python train.py " + "\0" * 10**6, "a NUL byte is in it"),
+        ("python train.py " + "\0" * 10**6, "it has a NUL byte"),
         ("python train.py " + "${" * 10**6, "it has more than 262,144 characters"),
         ("# " + "x" * 2**22, "go.sh has more than 4,194,304 bytes"),
         ("python train.py 'open", "line 1: cannot be read: reached EOF without closing quote"),
@@ -239,8 +239,8 @@ def test_what_sounds_like_a_secret_and_is_none_may_be_read_from_the_environment(
 
 def test_one_of_several_commands_is_chosen_by_its_line_or_turn() -> None:
     text = "torchrun a.py\nfor x in 1 2; do torchrun b.py $x; done"
-    assert "script: a.py" in script(text, lines=Lines(number=1))
-    assert read(script(text, lines=Lines({"x": "2"}, 2)), {"b.py": ""}).recipe.program.args == ["2"]
+    assert "script: a.py" in script(text, lines=ShellOptions(number=1))
+    assert read(script(text, lines=ShellOptions({"x": "2"}, 2)), {"b.py": ""}).recipe.program.args == ["2"]
 
 
 def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: Trainkit, tmp_path: Path) -> None:
@@ -346,9 +346,9 @@ TO_SCRIPT = "nbconvert --to script nb.ipynb"
         (notebook("notebook_launcher(train, num_processes=2)"), "processes inside the notebook", TO_SCRIPT),
         (notebook("trainer = Trainer(model=m)\ntrainer.train()"), "in the notebook's own cells", TO_SCRIPT),
         (notebook("print(1)"), "no cell starts a training", "name the script"),
-        ({"nb.ipynb": "{"}, "nb.ipynb is no Jupyter notebook", ""),
-        ({"nb.ipynb": "[]"}, "nb.ipynb is no Jupyter notebook", ""),
-        ({"nb.ipynb": '{"cells": 3}'}, "nb.ipynb is no Jupyter notebook", ""),
+        ({"nb.ipynb": "{"}, "nb.ipynb is not a Jupyter notebook", ""),
+        ({"nb.ipynb": "[]"}, "nb.ipynb is not a Jupyter notebook", ""),
+        ({"nb.ipynb": '{"cells": 3}'}, "nb.ipynb is not a Jupyter notebook", ""),
     ],
 )
 def test_a_notebook_without_a_command_is_refused_with_what_to_do(content: dict[str, str], what: str, hint: str) -> None:

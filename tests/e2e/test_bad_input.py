@@ -49,6 +49,6 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused_by_the_name_of_its_file_and_
     assert done.returncode == 1
     told = done.stdout + done.stderr
     assert f"is damaged: state/{damaged.name}" in told
-    assert "take an older checkpoint" in told
+    assert "use an older checkpoint" in told
     assert saved_files(older) == before
     assert trainkit("run", str(tiny_recipe), f"checkpoint.resume={older}").returncode == 0

@@ -11,7 +11,7 @@ from strategy_runs import CASES, largest_difference, read_curve, write_corpus, w
 
 from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import export_adapters
-from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.loop import SignalRequests, train
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
@@ -42,7 +42,7 @@ def test_two_ranks_train_adapters_beside_quantised_weights_as_one_process_does(
     }
     over_ranks = run_case(tmp_path / "ranks", CASES[name].changed(**changes), corpus)
     alone = read_settings(write_settings(tmp_path / "alone", CASES["single"].changed(**changes), corpus))
-    train(assemble(alone, World(), torch.device("cpu")), 0, Metrics(alone.run_dir, [], main=True), Requests())
+    train(assemble(alone, World(), torch.device("cpu")), 0, Metrics(alone.run_dir, [], main=True), SignalRequests())
     curve = read_curve(alone.run_dir)
     assert largest_difference(curve.losses, over_ranks.losses) < 1e-6
     assert largest_difference(curve.eval_losses, over_ranks.eval_losses) < 1e-6

@@ -86,4 +86,4 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(
     case = WRITERS["single"].changed(model={"layers": 3})
     assert finish(start_ranks(write_settings(tmp_path / "run", case, corpus), 1, resume=saved)) == [1]
     (line,) = (tmp_path / "run/rank-0.log").read_text().splitlines()
-    assert line.startswith(f"error: the checkpoint {saved} is of another model, optimizer or precision: ")
+    assert line.startswith(f"error: the checkpoint {saved} belongs to another model, optimizer or precision: ")

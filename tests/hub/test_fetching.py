@@ -136,7 +136,7 @@ def test_a_data_set_and_a_tokenizer_by_name_train_as_from_folders(named: Trainki
     for words, told in (
         (["data.path=owner/rows", "data.split=tset"], "data.split: owner/rows on the Hub has no split 'tset'"),
         (["data.path=owner/rows", "data.subset=bear"], "data.subset: owner/rows on the Hub has no subset 'bear'"),
-        (["data.mix=[{path: owner/none}]", "data.streaming=true"], "owner/none is no folder here"),
+        (["data.mix=[{path: owner/none}]", "data.streaming=true"], "owner/none is not a folder here"),
         (["data.mix=[{path: owner/rows, split: b}]", "data.streaming=true"], "data.mix.0.split: owner/rows on the Hub"),
     ):
         assert told in call(named, "plan", "rows.yaml", *words, code=2).stderr
@@ -182,7 +182,7 @@ REFUSED = (
     (["model.path=owner/odd"], 2, "has nothing that the trainer reads there"),
     (["model.path=recipe.yaml", "model.revision=v1"], 2, "and recipe.yaml is none"),
     (["peft.kind=lora", "peft.path=owner/small"], 2, "peft.path: owner/small on the Hub has nothing that"),
-    (["data.tokenizer=owner/none"], 2, "data.tokenizer: owner/none is no folder here"),
+    (["data.tokenizer=owner/none"], 2, "data.tokenizer: owner/none is not a folder here"),
 )
 
 

@@ -87,8 +87,8 @@ def test_weights_that_are_quantised_already_are_refused_before_they_are_fetched(
 @pytest.mark.parametrize(
     ("architecture", "task", "what", "hint"),
     [
-        ("gpt2", "seq2seq_lm", "gpt2 is no encoder-decoder of texts", "causal_lm or sequence_classification"),
-        ("qwen2_audio", "seq2seq_lm", "qwen2_audio is no encoder-decoder of texts", "for none of the tasks"),
+        ("gpt2", "seq2seq_lm", "gpt2 is not an encoder-decoder for text", "causal_lm or sequence_classification"),
+        ("qwen2_audio", "seq2seq_lm", "qwen2_audio is not an encoder-decoder for text", "for none of the tasks"),
         ("llama", "masked_lm", "llama is not made for it", "causal_lm or sequence_classification"),
         ("vit", "causal_lm", "vit is not made for it", "for none of the tasks"),
         ("nllb-moe", "sequence_classification", "nllb-moe is not made for it", "set model.task: seq2seq_lm"),
@@ -136,9 +136,14 @@ OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "Aut
     [
         ("no JSON", "5.23.0", "/models/it/config.json is no JSON: Expecting value", ""),
         ("[1]", "5.23.0", "/models/it/config.json is no JSON object", ""),
-        ({"model_type": "a-model-of-tomorrow"}, "5.23.0", "a-model-of-tomorrow is no model of transformers 5.23.0", ""),
+        (
+            {"model_type": "a-model-of-tomorrow"},
+            "5.23.0",
+            "a-model-of-tomorrow is not a model of transformers 5.23.0",
+            "",
+        ),
         ({"hidden_size": 8}, "5.23.0", "the config.json of /models/it has no model_type", ""),
-        (OWN_CODE, "5.23.0", "mine is no model of transformers", "code that lies beside weights is not run"),
+        (OWN_CODE, "5.23.0", "mine is not a model of transformers", "code that lies beside weights is not run"),
         (
             {**OWN_CODE, "model_type": "t5"},
             "5.23.0",
@@ -173,7 +178,7 @@ def test_a_folder_without_a_model_says_what_it_holds(solve: Solve) -> None:
 
 def test_a_name_that_transformers_does_not_have_is_refused(solve: Solve) -> None:
     (found,) = architecture_problems(solve(f"{HEAD}model: {{kind: hf, architecture: lama}}\n"), "5.23.0")
-    assert found.what == "model.architecture: lama is no model of transformers 5.23.0"
+    assert found.what == "model.architecture: lama is not a model of transformers 5.23.0"
     assert "did you mean llama?" in found.hint
 
 

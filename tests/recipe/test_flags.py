@@ -373,7 +373,7 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
     text = f"{SHORT}strategy: {{kind: ddp}}\nnodes: {{count: 4, rendezvous: 'h:1'}}\n"
     assert solve(text, overrides=("--num_processes", "8")).recipe.nodes.processes_per_node == 2
     (error,) = refuse(text, overrides=("--num_processes", "6"))
-    assert "is no multiple of nodes.count 4" in error.what
+    assert "is not a multiple of nodes.count 4" in error.what
 
 
 @pytest.mark.parametrize(
@@ -394,11 +394,11 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
         (("--fsdp", "full_shrad"), "does not know 'full_shrad'", "full_shard"),
         (("word",), "neither a flag nor key=value", "key=value"),
         (("extends=strategy/fsdp",), "cannot change `extends`", "--with"),
-        (("batch..micro=1",), "is no key", "section.setting"),
+        (("batch..micro=1",), "is not a key", "section.setting"),
         (("batch.mirco=1",), "batch has no setting 'mirco'", "batch.micro?"),
         (("batch.micro=[1",), "cannot be read", ""),
         (("batch.micro=x",), "batch.micro must be", ""),
-        (("--optim_args", "nesterov"), "'nesterov' is no argument", "name=value"),
+        (("--optim_args", "nesterov"), "'nesterov' is not an argument", "name=value"),
         (("--optim_args", "a=1,a=2"), "--optim_args gives a twice", "keep one"),
         (("--optim", "adamw_hf"), "optimizer.name must be", "adamw_torch"),
         (("--deepspeed", "gone.json"), "--deepspeed: there is no file gone.json", "current folder"),

@@ -90,7 +90,7 @@ def test_a_circle_is_shown_as_a_chain_at_the_line_that_closes_it(places: Places)
     [
         ("extends: strategy/fspd\n", "r.yaml:1:10", "no preset 'strategy/fspd'", "strategy/fsdp?"),
         ("extends: ./gone.yaml\n", "r.yaml:1:10", "no file gone.yaml", "check the path"),
-        ("extends: /etc/shadow\n", "r.yaml:1:10", "/etc/shadow is no recipe", "name a recipe"),
+        ("extends: /etc/shadow\n", "r.yaml:1:10", "/etc/shadow is not a recipe", "name a recipe"),
         ("extends: [strategy/fsdp, 3]\n", "r.yaml:1:26", "expected a preset or a path", "text"),
         ("extends: {a: 1}\n", "r.yaml:1:10", "must be a preset, a path, or a list", "strategy/fsdp"),
         ("extends: [a.yaml, a.yaml]\n", "r.yaml:1:19", "extended twice", "keep"),

@@ -383,7 +383,7 @@ def test_node_0_listens_on_each_of_its_addresses_that_its_name_means(monkeypatch
     ("known", "why"),
     [
         (("127.0.1.1",), "tk1 is 127.0.1.1 on it, which no other machine can reach"),
-        (("192.0.2.7",), "tk1 is 192.0.2.7, which is no address of this machine"),
+        (("192.0.2.7",), "tk1 is 192.0.2.7, not an address of this machine"),
     ],
 )
 def test_node_0_says_that_it_listens_everywhere_where_its_address_is_not_known(

@@ -84,7 +84,7 @@ def test_adapters_do_not_go_on_beside_another_base_model(make_settings: MakeSett
     other.inner.save_pretrained(tmp_path / "base")  # type: ignore[operator, union-attr]
     with pytest.raises(TrainingError, match="this run's base model is another one"):
         resumed(asked, step(asked, 2))
-    with pytest.raises(TrainingError, match="holds adapters without the model"):
+    with pytest.raises(TrainingError, match="holds adapters without their base model"):
         export(step(asked, 2), tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     with pytest.raises(TrainingError, match=r"this run has none \(peft.kind: none\)"):

@@ -19,7 +19,7 @@ from trainkit.trainer.data import SOURCES
 from trainkit.trainer.loop import batches, split_micro
 from trainkit.trainer.models.adapters import linear_layers, merge_adapters, write_adapters
 from trainkit.trainer.settings import Settings
-from trainkit.trainer.setup import Parts, describe, prepared_model, terms
+from trainkit.trainer.setup import Parts, agreed_values, describe, prepared_model
 
 GPT2: dict[str, Any] = {
     "kind": "hf",
@@ -250,13 +250,13 @@ def test_adapters_of_another_model_or_kind_are_refused(exported: Path, make_sett
 def test_ranks_that_would_start_from_other_adapters_do_not_agree(exported: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(peft={**LORA, "path": str(exported)})
     source = SOURCES["text"](settings.recipe, settings.run_dir)
-    here = terms(settings, source, 1)
+    here = agreed_values(settings, source, 1)
     weights = exported / "adapter_model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
-    gone = terms(settings, source, 1)
+    gone = agreed_values(settings, source, 1)
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    other = terms(settings, source, 1)
+    other = agreed_values(settings, source, 1)
     assert len({str(each["adapters in peft.path"]) for each in (here, gone, other)}) == 3
     assert {name for name in here if here[name] != other[name]} == {"adapters in peft.path"}
 

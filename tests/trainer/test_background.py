@@ -17,7 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
 from trainkit.trainer.checkpoint import saving
 from trainkit.trainer.checkpoint.manifest import generators_file, newest
-from trainkit.trainer.loop import Requests
+from trainkit.trainer.loop import SignalRequests
 from trainkit.trainer.parallel import single_and_ddp
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import World
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run_in_w
     assert newest(settings.run_dir / "checkpoints") is None
 
 
-class Unasked(Requests):
+class Unasked(SignalRequests):
     """Takes over no signals: they are the test runner's."""
 
     def listen(self, *numbers: signal.Signals) -> None:

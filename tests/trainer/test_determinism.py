@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.trainer.data.loader import training_batches
-from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.sampler import SampleOrder
 from trainkit.trainer.data.source import Batch, Samples
 
 
@@ -69,7 +69,7 @@ def test_workers_draw_by_the_seed_of_the_run(make_settings: MakeSettings, source
     def drawn(seed: int) -> list[float]:
         found = training_batches(
             Samples(64, by_chance),
-            Order(seed, 64, settings.batch.global_),
+            SampleOrder(seed, 64, settings.batch.global_),
             settings.batch,
             0,
             steps=range(4),

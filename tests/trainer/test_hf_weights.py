@@ -13,7 +13,7 @@ import torch
 from tests.trainer.training import MakeSettings
 from trainkit.errors import TrainingError
 from trainkit.trainer.__main__ import train_and_report
-from trainkit.trainer.loop import Requests
+from trainkit.trainer.loop import SignalRequests
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import prepared_model
 
@@ -21,7 +21,7 @@ SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
 LABELS = {"kind": "random", "samples": 16, "sequence_length": 16, "low": 3, "high": 256, "classes": 2}
 
 
-class Unasked(Requests):
+class Unasked(SignalRequests):
     """Takes over no signals: they are the test runner's."""
 
     def listen(self, *numbers: signal.Signals) -> None:

@@ -19,9 +19,9 @@ from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import TextData
 from trainkit.trainer.data.loader import training_batches
-from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.sampler import SampleOrder
 from trainkit.trainer.data.source import Batch, Samples
-from trainkit.trainer.metrics.speed import Waiting, slow_data_warning, timed
+from trainkit.trainer.metrics.speed import DataWaiting, slow_data_warning, timed
 
 
 class Numbers:
@@ -44,7 +44,7 @@ def batches(samples: Numbers, steps: int, **settings: int) -> Generator[Batch, N
     """One batch of four for each step."""
     found = training_batches(
         Samples(len(samples), samples.__getitem__),
-        Order(0, len(samples), 4),
+        SampleOrder(0, len(samples), 4),
         SolvedBatch(4, 2, 2, 1, 2),
         0,
         steps=range(steps),
@@ -120,7 +120,7 @@ def test_without_workers_nothing_is_made_before_it_is_asked_for(tmp_path: Path) 
 
 
 def test_the_time_that_a_batch_took_to_arrive_is_measured() -> None:
-    waiting = Waiting(None)
+    waiting = DataWaiting(None)
     waits = [0.0, *(waiting.seconds for _ in timed(batches(Numbers(0.05), 3), waiting))]
     assert len(waits) == 4
     assert min(late - early for early, late in pairwise(waits)) >= 0.05  # a sleep is never shorter

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainkit.trainer.loop import Requests, train
+from trainkit.trainer.loop import SignalRequests, train
 from trainkit.trainer.metrics import writers
 from trainkit.trainer.metrics.writers import JsonLines, Metrics
 from trainkit.trainer.settings import Settings, World
@@ -82,7 +82,7 @@ def test_tensorboard_gets_every_number_of_every_step(make_settings: Callable[...
 
     settings = make_settings(train={"steps": 3}, eval={"every_steps": 3}, logging={"report_to": ["tensorboard"]})
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=True)) as metrics:
-        train(assemble(settings, World(), torch.device("cpu")), 0, metrics, Requests())
+        train(assemble(settings, World(), torch.device("cpu")), 0, metrics, SignalRequests())
     records = [json.loads(line) for line in (settings.run_dir / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(settings.run_dir / "tensorboard"))
     events.Reload()

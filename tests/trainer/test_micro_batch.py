@@ -21,7 +21,7 @@ from tests.trainer.training import CPU, MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.machine.host import available_memory
 from trainkit.trainer import setup
-from trainkit.trainer.auto_batch import Found, give_back, in_words, largest_fitting
+from trainkit.trainer.auto_batch import FoundMicroBatch, give_back, largest_fitting, search_summary
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident
 from trainkit.trainer.models.gpt import Gpt
 from trainkit.trainer.parallel.single_and_ddp import Engine
@@ -58,7 +58,7 @@ def searching(make_settings: MakeSettings) -> MakeSettings:
     return make
 
 
-def found_in(settings: Settings | Parts) -> Found:
+def found_in(settings: Settings | Parts) -> FoundMicroBatch:
     parts = parts_of(settings) if isinstance(settings, Settings) else settings
     assert parts.found is not None
     return parts.found
@@ -112,7 +112,7 @@ def test_what_was_found_is_remembered_for_the_same_settings_only(searching: Make
     assert str(file) == first.remembered_in
     again = found_in(searching(train={"steps": 7}))
     assert (again.source, again.micro, again.tried) == ("remembered", 16, ())
-    assert in_words(again).endswith(f"remembered in {file}")
+    assert search_summary(again).endswith(f"remembered in {file}")
     assert found_in(searching(model={"hidden_size": 34})).source == "searched"
     file.write_text(file.read_text()[:40])  # torn
     assert found_in(searching()).source == "searched"

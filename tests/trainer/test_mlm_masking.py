@@ -90,7 +90,7 @@ def test_the_loss_is_a_mean_over_the_hidden_tokens_of_the_global_batch(make_sett
     ("model", "message"),
     [
         ({}, "model.mask_token: nothing says which token id hides others"),
-        ({"mask_token": 300}, "model.mask_token: 300 is no token of the model, which knows 0 to 299"),
+        ({"mask_token": 300}, "model.mask_token: 300 is not a token id of the model, whose ids are 0 to 299"),
     ],
 )
 def test_a_mask_token_must_be_known(model: dict[str, Any], message: str, make_settings: MakeSettings) -> None:

@@ -72,7 +72,7 @@ def test_exported_weights_have_the_names_of_the_own_model_even_those_that_are_ti
     settings = make_settings(model=model, train={"steps": 2}, checkpoint={"every_steps": 2})
     parts = trained(settings).parts
     checkpoint = settings.run_dir / "checkpoints/step-00000002"
-    with pytest.raises(TrainingError, match=f"whose model is code of its own: model.target {module}:Small"):
+    with pytest.raises(TrainingError, match=f"whose model is custom code: model.target {module}:Small"):
         export(checkpoint, settings.run_dir / "out")
     export(checkpoint, settings.run_dir / "out", trusted=True)
     own = importlib.import_module(module).Small(tied=True)
@@ -115,7 +115,7 @@ def test_a_loss_of_ones_own_takes_the_place_of_that_of_any_model(module: str, ma
     [
         ("Gone", {}, {}, "model.target: .*:Gone cannot be imported"),
         ("Small", {"widht": 3}, {}, "model.target: .*:Small failed: TypeError: .*widht"),
-        ("number", {}, {}, "model.target: .*:number gives int, which is no torch.nn.Module"),
+        ("number", {}, {}, "model.target: .*:number gives int, which is not a torch.nn.Module"),
         ("Small", {}, {"train": {"loss": "nowhere:loss"}}, "train.loss: nowhere:loss cannot be imported"),
         (
             "Small",

@@ -175,7 +175,7 @@ def test_export_writes_what_was_trained_without_quantisation(
     trained(parts)
     checkpoint = settings.run_dir / "checkpoints/step-00000004"
     export(checkpoint, tmp_path / "merged")
-    assert f"the base model was in {bits} bits" in capsys.readouterr().err
+    assert f"the base model was quantised to {bits} bits" in capsys.readouterr().err
     config = json.loads((tmp_path / "merged/config.json").read_text())
     assert "quantization_config" not in config
     tokens = torch.arange(40)[None]

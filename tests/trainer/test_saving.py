@@ -107,7 +107,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_run_in_one_line_and
     (line,) = stderr.splitlines()
     step = int(line.removeprefix("error: the checkpoint of step ").split()[0])
     assert f"cannot be written to {tmp_path}/run/checkpoints (" in line
-    assert "those saved before are whole" in line
+    assert "earlier checkpoints are intact" in line
     assert saved(tmp_path / "run") == [f"step-{number:08}" for number in range(1, step)]
 
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_other_training_settings_is_taken_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert resume(parts_of(dataclasses.replace(finished, training_digest="another")), restarted=False) == 2
-    assert "was saved under other training settings; training goes on with this run's" in caplog.text
+    assert "was saved with other training settings; training continues with this run's" in caplog.text
 
 
 def test_a_result_that_finds_no_room_is_a_warning_and_not_a_failure(
@@ -356,9 +356,9 @@ def _leads_out(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (_changed_file, r"is damaged: state/\S+ is not what its manifest says"),
+        (_changed_file, r"is damaged: state/\S+ does not match its manifest"),
         (_changed_manifest, "its manifest.json was changed after it was written"),
-        (_leads_out, "is damaged: ../secret is not what its manifest says"),
+        (_leads_out, "is damaged: ../secret does not match its manifest"),
     ],
 )
 def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(

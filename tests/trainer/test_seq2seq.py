@@ -17,7 +17,7 @@ from tests.trainer.training import CPU, MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.trainer.checkpoint.export import export, export_adapters
-from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.sampler import SampleOrder
 from trainkit.trainer.metrics.predictions import FILE, generate, predict
 from trainkit.trainer.metrics.speed import tokens_in
 from trainkit.trainer.models.hf import EncoderDecoder
@@ -157,7 +157,7 @@ def test_a_micro_batch_is_tried_with_samples_as_long_as_any_may_be(
 ) -> None:
     settings = make_settings(model=T5, data={**rows, "sequence_length": 64, "target_length": 56})
     source = parts_of(settings).source
-    order = Order(0, len(source.train), 16)
+    order = SampleOrder(0, len(source.train), 16)
     shapes = {name: each.shape for name, each in source.train[order.indices(0, 0, 16)].inputs.items()}
     assert (shapes["input_ids"], shapes["labels"]) == ((16, 40), (16, 32)), "the longest that there are"
     tried = first_step(settings, source, order, World(), CPU).batch

@@ -13,7 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.trainer.training import MakeSettings, trained
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.metrics.evaluation import Evaluation
-from trainkit.trainer.metrics.speed import GPUS, Totals, Waiting, Work, flops_per_token, peak, steady, work_of
+from trainkit.trainer.metrics.speed import (
+    GPUS,
+    DataWaiting,
+    Totals,
+    TrainingFlops,
+    flops_per_token,
+    peak,
+    steady,
+    training_flops,
+)
 from trainkit.trainer.setup import prepared_model
 
 
@@ -23,7 +32,7 @@ class Gpu:
     def __init__(self) -> None:
         self.now = 0.0  # of the host
         self.free = 0.0  # when the GPU has done all that it was given
-        self.waiting = Waiting(lambda: Event(self), lambda: self.now)
+        self.waiting = DataWaiting(lambda: Event(self), lambda: self.now)
 
     def step(self, launching: float, computing: float) -> None:
         """The host launches what the GPU then computes."""
@@ -84,7 +93,7 @@ def test_a_wait_counts_from_when_the_gpu_has_nothing_left_to_do() -> None:
 
 def test_on_a_device_that_the_host_waits_for_every_wait_counts() -> None:
     clock = iter((1.0, 3.0, 10.0, 10.5))
-    waiting = Waiting(None, lambda: next(clock))
+    waiting = DataWaiting(None, lambda: next(clock))
     for _ in range(2):
         waiting.begin()
         waiting.end()
@@ -100,7 +109,7 @@ def test_rates_are_of_steps_alone_without_the_first_ones_where_there_are_enough_
     assert steady(marks[:2], end._replace(steps=8)) == marks[0]
     since = end.since(marks[2]._replace(tokens=5_000, computed=20_000))
     assert since.training == 10.0
-    assert since.rates(4, Work(6e9, 24e12), 1) == {
+    assert since.rates(4, TrainingFlops(6e9, 24e12), 1) == {
         "samples_per_second": 4.0,
         "tokens_per_second": 500.0,
         "mfu": 0.5,
@@ -187,15 +196,15 @@ def test_a_mixture_whose_experts_are_not_known_has_no_figure(make_settings: Make
 
 
 def test_the_share_is_work_done_over_what_the_gpus_could_do() -> None:
-    work = Work(flops_per_token=6e9, peak=300e12)
+    work = TrainingFlops(flops_per_token=6e9, peak=300e12)
     assert work.share(tokens_per_second=40_000, ranks=2) == 0.4
-    assert Work(6e9, None).share(1.0, 1) is None
-    assert Work(None, 300e12).share(1.0, 1) is None
+    assert TrainingFlops(6e9, None).share(1.0, 1) is None
+    assert TrainingFlops(None, 300e12).share(1.0, 1) is None
 
 
 def test_on_a_cpu_the_peak_is_not_known_and_nothing_is_said(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    assert work_of(prepared_model(settings), settings, torch.device("cpu")).peak is None
+    assert training_flops(prepared_model(settings), settings, torch.device("cpu")).peak is None
 
 
 @pytest.mark.parametrize(

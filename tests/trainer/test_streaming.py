@@ -28,14 +28,14 @@ from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.data.loader import training_batches
-from trainkit.trainer.data.sampler import Order
+from trainkit.trainer.data.sampler import SampleOrder
 from trainkit.trainer.data.shards import split_files
 from trainkit.trainer.data.source import Batch, Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
 
 LENGTH, GLOBAL = 16, 16
-STREAMED = Order(0, None, GLOBAL)
+STREAMED = SampleOrder(0, None, GLOBAL)
 opened = partial(opened_in_memory, sequence_length=LENGTH, streaming=True)
 
 
@@ -45,10 +45,10 @@ def texts(count: int, seed: object = 0) -> list[dict[str, Any]]:
     return [{"text": "".join(chance.choices("abcdef ", k=chance.randint(2, 60))), "mood": seed} for _ in range(count)]
 
 
-def resumed(source: Source, bookmark: str, number: int) -> Source:
-    """The source, begun where a bookmark says, before a sample."""
+def resumed(source: Source, loader_state: str, number: int) -> Source:
+    """The source, begun where a loader_state says, before a sample."""
     assert source.stream is not None
-    assert source.stream.go_on(bookmark, number)
+    assert source.stream.go_on(loader_state, number)
     return source
 
 
@@ -57,7 +57,9 @@ def mixed(*sources: tuple[Path, float], **settings: Any) -> Source:
     return opened("jsonl", mix=mix, validation_rows=3, **settings)
 
 
-def steps(source: Source, chosen: range, order: Order = STREAMED, start: int = 0, stop: int = GLOBAL) -> list[Batch]:
+def steps(
+    source: Source, chosen: range, order: SampleOrder = STREAMED, start: int = 0, stop: int = GLOBAL
+) -> list[Batch]:
     return [source.train[order.indices(step, start, stop)] for step in chosen]
 
 
@@ -94,7 +96,7 @@ def test_data_that_one_buffer_holds_has_the_samples_and_the_order_of_data_that_i
     settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 10_000}
     whole = opened("dataset", folder, packing=packing, streaming=False)
     streamed = opened("dataset", folder, **settings)
-    order, twice = Order(0, len(whole.train), GLOBAL), range(2 * len(whole.train) // GLOBAL + 2)
+    order, twice = SampleOrder(0, len(whole.train), GLOBAL), range(2 * len(whole.train) // GLOBAL + 2)
     assert same(steps(streamed, twice), steps(whole, twice, order))
     every = range(len(whole.validation))
     assert len(streamed.validation) == len(every)
@@ -197,11 +199,11 @@ def test_from_any_bookmark_the_stream_goes_on_bit_equal(packing: bool, tmp_path:
 
     whole = steps(fresh(), range(40))
     for step in (0, 1, 5, 17, 38):
-        source = resumed(fresh(), whole[step].bookmark, GLOBAL * (step + 1))
+        source = resumed(fresh(), whole[step].loader_state, GLOBAL * (step + 1))
         again = pickle.loads(pickle.dumps(source))
         assert same(steps(source, range(step + 1, 40)), whole[step + 1 :])
         assert same(steps(again, range(step + 1, 40)), whole[step + 1 :])
-    assert same(steps(source, range(3)), whole[:3]), "what is before a bookmark is read again"
+    assert same(steps(source, range(3)), whole[:3]), "what is before a loader_state is read again"
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -222,7 +224,7 @@ def test_empty_rows_are_passed_over_where_the_recipe_says_so(form: str, packing:
     clean = steps(opened("dataset", tmp_path / "clean", **streamed), range(20))
     whole = steps(fresh(), range(20))
     assert same(whole, clean)
-    assert same(steps(resumed(fresh(), whole[8].bookmark, GLOBAL * 9), range(9, 20)), whole[9:])
+    assert same(steps(resumed(fresh(), whole[8].loader_state, GLOBAL * 9), range(9, 20)), whole[9:])
     one = opened("dataset", tmp_path / "clean", packing=packing, streaming=False)
     other = opened("dataset", tmp_path / "with", packing=packing, streaming=False, skip_empty=True)
     assert "(48 empty rows passed over)" in other.description
@@ -240,13 +242,13 @@ def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Pa
     path = lines(tmp_path / "a.jsonl", texts(400))
     settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 20, "validation_rows": 2}
     whole = steps(opened("jsonl", path, **settings), range(20))
-    offset = json.loads(whole[10].bookmark)["windows"][0][5]
+    offset = json.loads(whole[10].loader_state)["windows"][0][5]
     content = path.read_bytes()
     kept = sum(map(len, content.splitlines(keepends=True)[:2]))  # held out
     assert offset > kept + 1000
     source = opened("jsonl", path, **settings)
     path.write_bytes(content[:kept] + b"x" * (offset - kept) + content[offset:])
-    assert same(steps(resumed(source, whole[10].bookmark, 11 * GLOBAL), range(11, 20)), whole[11:])
+    assert same(steps(resumed(source, whole[10].loader_state, 11 * GLOBAL), range(11, 20)), whole[11:])
     with pytest.raises(TrainingError, match=r"a\.jsonl:3 is not JSON"):
         steps(opened("jsonl", path, **settings), range(1))
 
@@ -254,9 +256,9 @@ def test_what_is_before_a_bookmark_is_not_read_again(packing: bool, tmp_path: Pa
 def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", texts(90))
     plain: dict[str, Any] = {"shuffle_buffer": 20, "validation_rows": 9}
-    bookmark = steps(opened("jsonl", path, **plain), range(3))[2].bookmark
+    loader_state = steps(opened("jsonl", path, **plain), range(3))[2].loader_state
 
-    def taken(number: int, text: str = bookmark, **settings: Any) -> bool:
+    def taken(number: int, text: str = loader_state, **settings: Any) -> bool:
         stream = opened("jsonl", path, **{**plain, **settings}).stream
         assert stream is not None
         return stream.go_on(text, number)
@@ -265,7 +267,7 @@ def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path:
     assert not taken(2 * GLOBAL - 1)
     assert not taken(99, shuffle_buffer=21)
     assert taken(99, workers=2)
-    damaged = json.loads(bookmark)
+    damaged = json.loads(loader_state)
     for key, value in (("counts", [1, 2]), ("windows", [[0] * 6 + [-1]]), ("counts", [1.5])):
         with pytest.raises(TrainingError, match="place in the stream of data is damaged"):
             taken(99, json.dumps({**damaged, key: value}))
@@ -375,7 +377,7 @@ DAMAGED: Sequence[tuple[str, Mapping[str, Any], dict[str, Any], str]] = [
      r"data \(1 file, .* has no row to evaluate on"),
     ("without a column", {"data/0.parquet": texts(9), "data/1.parquet": [{"texts": "a"}]}, DATA,
      r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
-    ("tables as lines", {"a.parquet": texts(9)}, {"path": "a.parquet"}, r"a\.parquet is no file of JSON lines"),
+    ("tables as lines", {"a.parquet": texts(9)}, {"path": "a.parquet"}, r"a\.parquet is not a JSON-lines file"),
     ("parquet as lines", {"a.jsonl": b"PAR1"}, {}, r"a\.jsonl is a parquet file and no JSON lines"),
     ("compressed", {"a.jsonl": gzip.compress(b'{"text": "abc"}')}, {},
      r"a\.jsonl is compressed \(gzip\) and no JSON lines"),
@@ -443,7 +445,7 @@ def test_damaged_tables_are_named_with_the_row(tmp_path: Path) -> None:
     paths[2].write_bytes(whole[: middle - 900] + b"\xff" * 800 + whole[middle - 100 :])
     refused(r"data/2\.parquet: row \d+ cannot be read", **data)
     paths[2].write_bytes(whole[:-40])
-    refused(r"data/2\.parquet is no sound parquet file", **data)
+    refused(r"data/2\.parquet is not a valid parquet file", **data)
     arrow = pytest.importorskip("pyarrow")
     found = arrow.array([b"abc"] * 25 + [b"\xff"] + [b"abc"] * 9, arrow.binary())
     column = arrow.StringArray.from_buffers(len(found), *found.buffers()[1:])
@@ -503,7 +505,7 @@ Path("/proc/self/clear_refs").write_text("5")  # libraries are there: from here 
 before = status_bytes("VmHWM")["VmHWM"]
 for number in range(0, samples, 16):
     source.train[range(number, number + 16)]
-windows = json.loads(source.train[[samples]].bookmark)["windows"]
+windows = json.loads(source.train[[samples]].loader_state)["windows"]
 print(windows[0][0], status_bytes("VmHWM")["VmHWM"] - before < room)
 """
 

@@ -101,7 +101,7 @@ def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
         (FORGETFUL, CHAT, "where the answer in message 2 begins and ends is not known"),
         (None, CHAT, "the tokenizer has no chat template"),
         (CHATML, CHAT[:1], "it has no message of role assistant"),
-        (CHATML, [{"content": "hello"}], "is no chat: expected a list of"),
+        (CHATML, [{"content": "hello"}], "is not a chat: expected a list of"),
         (CHATML, [], "is empty"),
         (CHATML, "hello", "is no list"),
         ("{{ raise_exception('roles must take turns') }}", CHAT, "the chat template fails: .*roles must take turns"),
@@ -160,7 +160,7 @@ def test_text_files_are_cut_once_and_again_when_the_tokenizer_changes(
     assert text.open_source(recipe, tmp_path).facts["tokenizer"] != first.facts["tokenizer"]
     assert len(list((tmp_path / "cache").glob("*/meta.json"))) == 2
     (tmp_path / "text" / "b.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(TrainingError, match=r"b\.txt is no text in UTF-8 \(byte 3\)"):
+    with pytest.raises(TrainingError, match=r"b\.txt is not UTF-8 text \(byte 3\)"):
         text.open_source(recipe, tmp_path)
 
 
@@ -211,7 +211,7 @@ def test_packed_texts_see_those_before_in_their_sample_and_padded_ones_do_not(
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": "ab"}])
-    with pytest.raises(TrainingError, match=r"data\.tokenizer: .*/nowhere is no folder"):
+    with pytest.raises(TrainingError, match=r"data\.tokenizer: .*/nowhere is not a folder"):
         source(path, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers finds no sound tokenizer in .*/empty"):
@@ -223,7 +223,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_a_library_would_never_come_back_from_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
-    with pytest.raises(TrainingError, match=r"data.tokenizer: .*tokenizer.json is no file"):
+    with pytest.raises(TrainingError, match=r"data.tokenizer: .*tokenizer.json is not a regular file"):
         open_encoder(str(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     with (tmp_path / "tokenizer_config.json").open("wb") as file:

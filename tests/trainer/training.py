@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainkit.trainer.checkpoint.resuming import resume
-from trainkit.trainer.loop import Progress, Requests, train
+from trainkit.trainer.loop import SignalRequests, TrainingProgress, train
 from trainkit.trainer.metrics.predictions import result
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 class Trained(NamedTuple):
     parts: Parts
-    progress: Progress
+    progress: TrainingProgress
     lines: list[dict[str, Any]]
 
     @property
@@ -46,7 +46,7 @@ def trained(given: Settings | Parts) -> Trained:
     """A training to its end, from the checkpoint that the settings name, if any."""
     parts = parts_of(given) if isinstance(given, Settings) else given
     with closing(Metrics(parts.settings.run_dir, parts.settings.recipe.logging.report_to, main=True)) as metrics:
-        progress = train(parts, resume(parts, restarted=False), metrics, Requests())
+        progress = train(parts, resume(parts, restarted=False), metrics, SignalRequests())
     return Trained(parts, progress, lines_of(parts.settings))
 
 

@@ -17,7 +17,7 @@ MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
 
 
 class Disk:
-    """Satisfies :class:`trainkit.recipe.paths.Files`."""
+    """Satisfies :class:`trainkit.recipe.paths.FileChecks`."""
 
     def read(self, path: str) -> bytes:
         """The file's bytes, cut one byte above what a recipe may have. Raises OSError."""

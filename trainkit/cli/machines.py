@@ -80,7 +80,7 @@ def _own_profile(word: str) -> Facts:
     for name, section in (("memory_gib", tree), ("cards.count", cards), ("cards.memory_gib", cards)):
         value = section.get(name.rpartition(".")[2]) if isinstance(section, Mapping) else None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
-            raise UsageError(f"{word} is no profile of a machine: {name} is no number up to {LARGEST:,}", hint=hint)
+            raise UsageError(f"{word} is not a machine profile: {name} is not a number up to {LARGEST:,}", hint=hint)
     try:
         return profile_facts(word, tree)
     except UsageError as error:

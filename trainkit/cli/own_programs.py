@@ -176,7 +176,7 @@ def _wrong_script(script: str, origin: Origin, disk: Disk, path: str) -> Iterato
         line = getattr(error, "lineno", 0) or 0
         text = (getattr(error, "text", "") or "").rstrip("\n")
         place = Origin("", 0, script, line, getattr(error, "offset", 0) or 1, text=text)
-        what = f"{script} is no program that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+        what = f"{script} is not a program for Python {sys.version_info[0]}.{sys.version_info[1]} reads"
         reason = getattr(error, "msg", "") or str(error)
         hint = "mend it there, or name another script"
         yield Diagnostic("error", what, "program.script", place, reason, hint)

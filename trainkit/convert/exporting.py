@@ -56,7 +56,7 @@ CARRIED: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Partly:
+class PartialSetting:
     """A setting that a format does not carry in every plan.
 
     comes_back: whether an import gives it back. reaches: whether the tool follows it nevertheless.
@@ -69,72 +69,72 @@ class Partly:
 _FILELESS = ("builtin", "torch")  # programs that get no file of DeepSpeed's in a run: an export makes all of it
 
 
-def exceptions(context: Context, name: str) -> dict[str, Partly]:
+def exceptions(context: Context, name: str) -> dict[str, PartialSetting]:
     """The settings that this plan's files carry in part, or not at all."""
     recipe, compiles = context.recipe, context.recipe.efficiency.compile.enabled
     several = context.topology.world_size > 1
     # The exported file takes its place as base.
-    found = {"strategy.config": Partly()}
+    found = {"strategy.config": PartialSetting()}
     if name != "deepspeed":
         # One process is what there is anyway, with replicas or without.
-        found["nodes.processes_per_node"] = Partly(several)
-        found["strategy.kind"] = Partly(several or recipe.strategy.kind != "ddp")
+        found["nodes.processes_per_node"] = PartialSetting(several)
+        found["strategy.kind"] = PartialSetting(several or recipe.strategy.kind != "ddp")
         # The backend of what is off is written nowhere.
-        found["efficiency.compile"] = Partly(compiles)
+        found["efficiency.compile"] = PartialSetting(compiles)
     if name == "deepspeed":
         # It follows from the other two corners and the ranks, which the file does not have.
-        found["batch.accumulation"] = Partly()
+        found["batch.accumulation"] = PartialSetting()
     elif name == "accelerate":
-        found |= {"strategy.bucket_mb": Partly(context.zero, context.zero), **_of_accelerate(context)}
+        found |= {"strategy.bucket_mb": PartialSetting(context.zero, context.zero), **_partial_in_accelerate(context)}
     else:
-        found |= _of_hf(context)
+        found |= _partial_in_hf(context)
     if context.zero and recipe.program.kind != "builtin":
         # An import leaves it in the exported file, which a program of the user's own gets as its base.
         keys = {"deepspeed": {*_ZERO[1:], *OF_DEEPSPEED}, "accelerate": {*_ZERO[1:], "batch"}}
-        found |= dict.fromkeys(sorted(keys.get(name, STRATEGY_KEYS)), Partly())
+        found |= dict.fromkeys(sorted(keys.get(name, STRATEGY_KEYS)), PartialSetting())
     return found
 
 
-def _of_hf(context: Context) -> dict[str, Partly]:
+def _partial_in_hf(context: Context) -> dict[str, PartialSetting]:
     devices, device = context.recipe.devices, context.topology.device
     listed, counts = isinstance(devices.select, list), context.launcher == "deepspeed"
     named = context.recipe.checkpoint.resume != "auto"
     return {
         # It follows from the other two corners and the ranks, and Trainer has no flag for it.
-        "batch.global": Partly(),
+        "batch.global": PartialSetting(),
         # Under ZeRO it stays in the base.
-        "strategy.bucket_mb": Partly(context.recipe.strategy.kind == "ddp"),
+        "strategy.bucket_mb": PartialSetting(context.recipe.strategy.kind == "ddp"),
         # Trainer takes cards, or MPS, by itself; only the CPU and a TPU are asked for.
-        "devices.type": Partly(device in ("cpu", "xla")),
+        "devices.type": PartialSetting(device in ("cpu", "xla")),
         # A count is the number of ranks; `all` and `free` are cards of one machine at one time.
-        "devices.select": Partly(listed or (devices.select == "none" and not counts)),
+        "devices.select": PartialSetting(listed or (devices.select == "none" and not counts)),
         # Without a list there is nothing to count; DeepSpeed's launcher counts by itself.
-        "devices.order": Partly(listed and not counts),
+        "devices.order": PartialSetting(listed and not counts),
         # A line that begins with python names no launcher, and an import leaves the choice open.
-        "launcher.kind": Partly(context.launcher != "python"),
+        "launcher.kind": PartialSetting(context.launcher != "python"),
         # A command names what `auto` found.
-        "checkpoint.resume": Partly(named, named),
+        "checkpoint.resume": PartialSetting(named, named),
         # How the proof is done is trainkit's own affair.
-        "program.verify": Partly(),
+        "program.verify": PartialSetting(),
     }
 
 
-def _of_accelerate(context: Context) -> dict[str, Partly]:
+def _partial_in_accelerate(context: Context) -> dict[str, PartialSetting]:
     devices, device = context.recipe.devices, context.topology.device
     listed = isinstance(devices.select, list)
     alone_on_cpu = device == "cpu" and context.topology.world_size == 1 and not context.zero
     as_cuda, sharded = not listed or devices.order == "fastest", context.recipe.strategy.kind == "fsdp"
     return {
         # Under ZeRO it follows from the other two corners; else the script has it.
-        "batch.accumulation": Partly(reaches=context.zero),
+        "batch.accumulation": PartialSetting(reaches=context.zero),
         # Several processes on a CPU, and DeepSpeed, take it from a variable.
-        "devices.type": Partly(alone_on_cpu or device == "xla", device != "cpu" or alone_on_cpu),
+        "devices.type": PartialSetting(alone_on_cpu or device == "xla", device != "cpu" or alone_on_cpu),
         # A count is the number of ranks.
-        "devices.select": Partly(listed),
+        "devices.select": PartialSetting(listed),
         # accelerate does not set CUDA_DEVICE_ORDER.
-        "devices.order": Partly(as_cuda, as_cuda),
+        "devices.order": PartialSetting(as_cuda, as_cuda),
         # accelerate recomputes what FSDP wraps.
-        "efficiency.gradient_checkpointing.every": Partly(sharded, sharded),
+        "efficiency.gradient_checkpointing.every": PartialSetting(sharded, sharded),
     }
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from trainkit.convert.command import read_command, read_target, starts_program
-from trainkit.convert.sbatch import ARRAY_TURN, Batch, put_cluster, read_batch, take_srun
+from trainkit.convert.sbatch import ARRAY_TURN, SbatchScript, put_cluster, read_batch, take_srun
 from trainkit.convert.shell import ShellCommand, name_what_is_open, read_shell
 from trainkit.convert.shell.evaluating import Script
 from trainkit.errors import Diagnostic, RecipeError, UsageError
@@ -73,7 +73,7 @@ FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class ShellOptions:
     """What the caller says of shell text. asked: values of its variables; number: the line with the command."""
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def import_words(
     program: Sequence[str] = (),
     kind: str | None = None,
     modeline: str = "",
-    lines: Lines | None = None,
+    lines: ShellOptions | None = None,
 ) -> Imported:
     """The recipe that a file or a command means.
 
@@ -119,7 +119,7 @@ def import_words(
     if path and not path.endswith(SCRIPTS):
         _read_file(draft, context, path, program, kind)
     else:
-        folder = _read_words(draft, context, words, program, kind=kind, lines=lines or Lines())
+        folder = _read_words(draft, context, words, program, kind=kind, lines=lines or ShellOptions())
     if draft.problems:
         raise RecipeError(draft.problems)
     while True:  # what is lost beside another key shows when that is gone
@@ -222,14 +222,14 @@ def _read_words(
     more: Sequence[str],
     *,
     kind: str | None,
-    lines: Lines,
+    lines: ShellOptions,
 ) -> str:
     """Import a command; a script, and a line that is one word, are read as a shell would. The folder it runs in.
 
     more: words behind `--`, which are the script's arguments, or belong to the command.
     """
     end = ["--", *more] if more else []
-    batch: Batch | None = None
+    batch: SbatchScript | None = None
     scripts = shell_script(words) if len(words) > 1 or not starts_program(words[0].split()) else []
     around = Script(
         words[0], starts_program, asked=lines.asked, here=context.cwd, environ=context.environ,
@@ -246,7 +246,7 @@ def _read_words(
     draft.remarks = shell.remarks
     inside = replace(context, cwd=absolute(shell.folder, context.cwd))
 
-    def read(draft: Draft, batch: Batch | None, words: Sequence[str]) -> Draft:
+    def read(draft: Draft, batch: SbatchScript | None, words: Sequence[str]) -> Draft:
         command = take_srun(batch, words) if batch else words
         read_command(draft, inside, [*command, *end], kind, [*words, *end])
         if shell.folder:
@@ -264,7 +264,9 @@ def _read_words(
     return inside.cwd
 
 
-def _read_script(script: Script, context: ImportContext, lines: Lines) -> tuple[Batch | None, ShellCommand]:
+def _read_script(
+    script: Script, context: ImportContext, lines: ShellOptions
+) -> tuple[SbatchScript | None, ShellCommand]:
     """What a shell script asks a cluster for, if it does, and its command."""
     text = script_text(context, script.path)
     if script.path.endswith(NOTEBOOK):
@@ -329,7 +331,7 @@ def shell_text(text: str, path: str) -> str:
         content: Any = json.loads(text)
         cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no Jupyter notebook", hint="check the file") from error
+        raise UsageError(f"{path} is not a Jupyter notebook", hint="check the file") from error
     lines = [line for cell in cells for line in _shell_lines(cell)]
     if any(line.startswith("(") for line in lines):
         return "\n".join(lines)

@@ -23,7 +23,7 @@ from trainkit.tools.registry import launcher_of
 # Option -> recipe key below `cluster`, for those whose value is taken as it is.
 AS_IT_IS = {option: key for key, option in NAMED.items() if key not in ("time", "memory_per_node")}
 READ_BY_NAME = ("time", "job-name", "signal", "requeue", "no-requeue", "exclusive")
-# Those that say how much of a node, or how many nodes; `Sizes` reads them.
+# Those that say how much of a node, or how many nodes; `JobSizes` reads them.
 SIZES = frozenset({
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu",
     "mem-per-gpu", "gpus", "gpus-per-node", "gpus-per-task", "gres",
@@ -60,7 +60,7 @@ _PLAIN_SHELL = re.compile(r"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh")
 _LOGIN = re.compile(r"\s(-[a-z]*l[a-z]*|--login)\b")
 
 
-class Sizes:
+class JobSizes:
     """How much a job asks for, on each node but for `nodes`. None: nothing said. memory: in KiB, 0 for all of it.
 
     given: options by name. of_step: those of srun that say how many tasks there are, which win.
@@ -126,7 +126,7 @@ class Sizes:
             if (option := self.given.get(name)) is None:
                 continue
             if (match := _MEMORY.fullmatch(option.value or "")) is None:
-                self.problems.append((option, f"`{option.word}` is no amount of memory", "write it as --mem=64G"))
+                self.problems.append((option, f"`{option.word}` is not an amount of memory", "write it as --mem=64G"))
             elif count is None:
                 what = f"`{option.word}` is memory of each of the {unit}, and nothing says how many there are"
                 self.problems.append((option, what, "write --mem, or how many there are"))
@@ -140,7 +140,7 @@ class Sizes:
             return int(value) if option else None
         hint = "write the number itself"
         hint += ": sbatch puts no variables into #SBATCH lines" if option.line else ""
-        self.problems.append((option, f"`{option.word}` is no number", hint))
+        self.problems.append((option, f"`{option.word}` is not a number", hint))
         return None
 
     def _share(self, name: str, total: int, nodes: int, of: str) -> int | None:
@@ -158,14 +158,14 @@ class Sizes:
 
 
 @dataclass
-class Batch:
+class SbatchScript:
     """What is asked for. path: of the script; given: options by name, of `#SBATCH` lines before those of srun."""
 
     path: str
     given: dict[str, Option]
     others: list[Option]
     remarks: list[str]
-    sizes: Sizes
+    sizes: JobSizes
     step: list[Option] = field(default_factory=list)
 
     def origin(self, option: Option) -> Origin:
@@ -207,7 +207,7 @@ class Batch:
         return next((self.given[name].word for name in names if name in self.given), "")
 
 
-def read_batch(text: str, path: str) -> Batch | None:
+def read_batch(text: str, path: str) -> SbatchScript | None:
     """What a script's `#SBATCH` lines ask for; None where it has none."""
     found = directives(text)
     if not found:
@@ -231,10 +231,10 @@ def read_batch(text: str, path: str) -> Batch | None:
         login = " It is a login shell, which reads /etc/profile and ~/.bash_profile first: source them in cluster.setup"
         more = f"{login} where the job needs them." if _LOGIN.search(first) else ""
         remarks.append(f"`{first}` is left out: trainkit's job.sh is started by /bin/bash without options.{more}")
-    return Batch(path, given, others, remarks, Sizes(given))
+    return SbatchScript(path, given, others, remarks, JobSizes(given))
 
 
-def take_srun(batch: Batch, words: Sequence[str]) -> list[str]:
+def take_srun(batch: SbatchScript, words: Sequence[str]) -> list[str]:
     """A command without its srun, whose options are kept. Variables may be in front.
 
     Python, started by srun once for each rank, becomes torchrun's.
@@ -255,7 +255,7 @@ def take_srun(batch: Batch, words: Sequence[str]) -> list[str]:
         if option.name in SIZES:
             batch.given.setdefault(option.name, option)
     of_step = {option.name: option for option in batch.step if option.name.startswith("ntasks")}
-    batch.sizes = Sizes(batch.given, of_step)
+    batch.sizes = JobSizes(batch.given, of_step)
 
     before, command = list(words[:found]), list(words[end:])
     launchers = {place: name for place, word in enumerate(command) if (name := launcher_of(posixpath.basename(word)))}
@@ -277,7 +277,7 @@ def take_srun(batch: Batch, words: Sequence[str]) -> list[str]:
     return [*before, *command[:start], "torchrun", f"--nproc_per_node={tasks}", *several, *rest]
 
 
-def put_cluster(batch: Batch, draft: Draft, setup: Iterable[str]) -> None:
+def put_cluster(batch: SbatchScript, draft: Draft, setup: Iterable[str]) -> None:
     """Set the section, what a node has, and the name; note what is left out. setup: lines of shell."""
     anywhere, sizes, given = argv_origin(batch.path), batch.sizes, batch.given
     draft.set("cluster.kind", "slurm", anywhere)
@@ -294,7 +294,7 @@ def put_cluster(batch: Batch, draft: Draft, setup: Iterable[str]) -> None:
         elif name == "time":
             if (time := time_limit(value)) is None:
                 hint = 'write it as --time="1-12:00:00"'
-                draft.fail(f"`{option.word}` is no time limit of Slurm's", batch.origin(option), hint)
+                draft.fail(f"`{option.word}` is not a time limit that Slurm accepts", batch.origin(option), hint)
             else:
                 draft.set("cluster.time", time, batch.origin(option))
     _put_nodes_and_gpus(sizes, draft, anywhere)
@@ -340,7 +340,7 @@ def time_limit(text: str) -> str | None:
     return ":".join([str(int(first)), *(f"{int(each):02}" for each in rest)])
 
 
-def _put_nodes_and_gpus(sizes: Sizes, draft: Draft, anywhere: Origin) -> None:
+def _put_nodes_and_gpus(sizes: JobSizes, draft: Draft, anywhere: Origin) -> None:
     """What the command says of nodes and ranks wins over what the job asks for, and a remark says so."""
     asked, named = sizes.nodes or 1, draft.get("nodes.count")
     if named is None:
@@ -372,7 +372,7 @@ def _put_nodes_and_gpus(sizes: Sizes, draft: Draft, anywhere: Origin) -> None:
         draft.set("devices.select", sizes.gpus, anywhere, "as many GPUs as the job asks for")
 
 
-def _put_requeue(batch: Batch, draft: Draft) -> None:
+def _put_requeue(batch: SbatchScript, draft: Draft) -> None:
     if option := batch.given.get("no-requeue"):
         draft.set("cluster.requeue.after", [], batch.origin(option))
     elif "requeue" not in batch.given:
@@ -382,7 +382,7 @@ def _put_requeue(batch: Batch, draft: Draft) -> None:
         return
     if (match := _SIGNAL.fullmatch(option.value or "")) is None:
         hint = "write it as --signal=B:USR1@180"
-        draft.fail(f"`{option.word}` is no signal of Slurm's", batch.origin(option), hint)
+        draft.fail(f"`{option.word}` is not a signal that Slurm accepts", batch.origin(option), hint)
         return
     seconds = int(match["seconds"] or 60)  # sbatch(1), --signal
     draft.set("cluster.requeue.warn_seconds", max(10, seconds), batch.origin(option))

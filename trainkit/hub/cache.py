@@ -125,7 +125,7 @@ def missing_files(ref: RepoRef, names: Iterable[str], index: str = "") -> str:
     return f"lacks {', '.join(absent[:3])}{more}" if absent else ""
 
 
-class Files(Protocol):
+class CacheFiles(Protocol):
     """What is read of a disk."""
 
     def read(self, path: str) -> bytes:
@@ -207,7 +207,9 @@ def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], r
     return with_values(recipe, {each.key: snapshot(root, each) for each in every})
 
 
-def cached_repo(ref: RepoRef, root: str, files: Files, sizes: Mapping[str, int] | None = None) -> CachedRepo | None:
+def cached_repo(
+    ref: RepoRef, root: str, files: CacheFiles, sizes: Mapping[str, int] | None = None
+) -> CachedRepo | None:
     """What is on this disk of a repository; None where it was never fetched. sizes: of its files, where known.
 
     Raises NoSuchPartError for a subset or a split that a data set does not have.
@@ -234,14 +236,14 @@ def cached_repo(ref: RepoRef, root: str, files: Files, sizes: Mapping[str, int] 
     return CachedRepo(ref, folder, needed, missing)
 
 
-def _text(files: Files, path: str) -> str:
+def _text(files: CacheFiles, path: str) -> str:
     try:
         return files.read(path).decode("utf-8", "replace")
     except OSError:  # it does not exist
         return ""
 
 
-def _listed(files: Files, storage: str, commit: str) -> dict[str, int] | None:
+def _listed(files: CacheFiles, storage: str, commit: str) -> dict[str, int] | None:
     """The sizes in the list of a commit's files; huggingface_hub.get_cached_repo_tree would take a second to import."""
     try:
         found: Any = json.loads(_text(files, posixpath.join(storage, "trees", f"{commit}.json")))
@@ -250,7 +252,7 @@ def _listed(files: Files, storage: str, commit: str) -> dict[str, int] | None:
         return None
 
 
-def _fetched_singly(ref: RepoRef, folder: str, storage: str, files: Files) -> dict[str, int] | None:
+def _fetched_singly(ref: RepoRef, folder: str, storage: str, files: CacheFiles) -> dict[str, int] | None:
     """Files that transformers or peft fetched one by one, where they are known to be all; sizes are unknown, so 0."""
 
     def here(name: str) -> bool:

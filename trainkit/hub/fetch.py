@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from trainkit.errors import MachineError, TrainkitError, in_words
+from trainkit.errors import MachineError, TrainkitError, one_line_each
 from trainkit.hub.cache import CachedRepo
 from trainkit.hub.lookup import HubClient, hub_errors, look_up, set_http_timeout
 from trainkit.hub.names import RepoRef
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         fetch(ref, client)
     except TrainkitError as error:
-        sys.stderr.write(in_words(error))
+        sys.stderr.write(one_line_each(error))
         return int(error.exit_code)
     return 0
 

@@ -199,7 +199,7 @@ def explain(ref: RepoRef, error: Exception, root: str) -> tuple[str, str]:
         raise UsageError(Diagnostic("error", what, ref.revision_key, hint=hint)) from error
     if isinstance(error, RepositoryNotFoundError):
         kind = {"model": "model", "dataset": "data set"}[ref.kind]
-        what = f"{ref.key}: {ref.name} is no folder here, and the Hub has no {kind} of that name"
+        what = f"{ref.key}: {ref.name} is not a folder here, and the Hub has no {kind} of that name"
         hint = f"check the name; where it is private, give a token that may read it: {ALLOWED_BY}"
         raise UsageError(Diagnostic("error", what, ref.key, hint=hint)) from error
     if status == 401:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainkit import lora
-from trainkit.errors import ExitCode, MachineError, TrainkitError, in_words
+from trainkit.errors import ExitCode, MachineError, TrainkitError, one_line_each
 from trainkit.hub.lookup import set_http_timeout
 from trainkit.recipe.secrets import MASK
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.folder is not None:
             sys.stdout.write(upload(api, given.repo, given.folder, given.message, given.replace) + "\n")
     except TrainkitError as error:
-        sys.stderr.write(in_words(error))
+        sys.stderr.write(one_line_each(error))
         return int(error.exit_code)
     return 0
 

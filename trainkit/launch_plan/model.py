@@ -422,7 +422,7 @@ def plan_from_json(data: object) -> Plan:
 
 def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(data[name], Mapping):
-        raise TypeError(f"{name} is no mapping")
+        raise TypeError(f"{name} is not a mapping")
     return data[name]  # type: ignore[no-any-return]
 
 

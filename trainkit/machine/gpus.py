@@ -83,7 +83,7 @@ def probe_nvidia(root: Path = Path("/")) -> Mapping[str, Any]:
 
     pynvml.nvmlInit()
     try:
-        ask = Asked(pynvml)
+        ask = NvmlQueries(pynvml)
         count = pynvml.nvmlDeviceGetCount()
         # 1000 x major + 10 x minor: 12040 is CUDA 12.4.
         version = ask.maybe("nvmlSystemGetCudaDriverVersion", default=0)
@@ -97,7 +97,7 @@ def probe_nvidia(root: Path = Path("/")) -> Mapping[str, Any]:
         pynvml.nvmlShutdown()
 
 
-class Asked:
+class NvmlQueries:
     """NVML's answers about GPUs. What a GPU does not support is None; what it must know raises."""
 
     def __init__(self, pynvml: Any) -> None:

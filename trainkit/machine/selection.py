@@ -66,7 +66,7 @@ def kind_of_cards(cards: Sequence[Gpu]) -> Literal["nvidia", "mig", "amd"]:
     return "amd" if any(gpu.vendor == "amd" for gpu in cards) else "nvidia"
 
 
-def is_made_up(gpu: Gpu) -> bool:
+def is_simulated(gpu: Gpu) -> bool:
     """Whether a GPU is that of a machine profile, which has no UUID."""
     return gpu.uuid.startswith("profile-")
 

@@ -27,7 +27,7 @@ from trainkit.launch_plan.provenance import Source, SourcedFile, SourcedJob, Tok
 from trainkit.lazy import call, load
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts
-from trainkit.machine.selection import is_made_up
+from trainkit.machine.selection import is_simulated
 from trainkit.planner import env, expected
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.container import planned, seen_inside, wrapped
@@ -131,7 +131,7 @@ def _files(context: Context) -> list[SourcedFile]:
 
 
 def _cards(context: Context) -> tuple[Card, ...]:
-    return tuple(Card(gpu.index, "" if is_made_up(gpu) else gpu.uuid, gpu.name) for gpu in context.cards)
+    return tuple(Card(gpu.index, "" if is_simulated(gpu) else gpu.uuid, gpu.name) for gpu in context.cards)
 
 
 def _provenance(

@@ -53,7 +53,7 @@ def check_container(resolved: Resolved) -> Iterator[Diagnostic]:
             yield resolved.error(key, f"container.options has {_flag(word)}, which the plan decides", hint)
         elif alone:  # the engine might take it for the image
             hint = "write an option and its value as one word: --memory=64g"
-            yield resolved.error(key, f"container.options has {word!r}, which is no option", hint)
+            yield resolved.error(key, f"container.options has {word!r}, which is not an option", hint)
     for name, key in resolved.named_variables():
         if name in ENGINES_OWN:
             what = f"{key.partition('.')[0]} names {name}, which {container.kind} itself would read on this machine"

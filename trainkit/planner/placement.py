@@ -17,8 +17,8 @@ from trainkit.machine.selection import (
     allocation,
     duplicates,
     is_idle,
-    is_made_up,
     is_part,
+    is_simulated,
     kind_of_cards,
     occupants,
     ordered,
@@ -57,7 +57,7 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
     if context.topology.device == "cuda":
         nodes = [gpu.numa_node for gpu in context.cards]
         if not nodes:
-            return "there is no card"
+            return "there is no GPU"
         if unknown := next((gpu for gpu in context.cards if gpu.numa_node is None), None):
             return f"the system does not report on which node card {unknown.index} is"
     else:  # without cards ranks are spread over the nodes in order
@@ -313,7 +313,7 @@ def name_cards(placement: Placement, launcher: str, strategy: str, *, queued: bo
     topology, cards = placement.topology, placement.cards
     group, kind = topology.groups[0], kind_of_cards(cards)
     counts = launcher == "deepspeed" or strategy.startswith("zero") or group.count > 1 or kind == "amd"
-    counts = counts or queued or any(is_made_up(gpu) for gpu in cards)
+    counts = counts or queued or any(is_simulated(gpu) for gpu in cards)
     if not cards or kind == "mig" or not counts:
         return topology
     devices = tuple(str(gpu.index) for gpu in cards)

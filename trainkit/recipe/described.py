@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit import lora
-from trainkit.recipe.paths import Files
+from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.resolved import Described
 from trainkit.recipe.schema import HfModel, Recipe
 
@@ -21,7 +21,7 @@ CONFIG, TOKENIZER, TEMPLATE, OTHERS = (
 )
 
 
-def described(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> Described:
+def described(recipe: Recipe, files: FileChecks, absolute: Callable[[str], str]) -> Described:
     """Of the folders that a recipe names. absolute: from the working folder."""
     if recipe.program.kind != "builtin":
         return Described()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.layer import VARIANTS, Layer, Page, file_layer, page, place_of, read_document
-from trainkit.recipe.paths import Files, absolute, seen_from
+from trainkit.recipe.paths import FileChecks, absolute, seen_from
 from trainkit.recipe.resolved import MadeRecipe
 from trainkit.recipe.suggestions import did_you_mean, nearest
 from trainkit.recipe.yaml_reader import Document, Mark, Problem
@@ -107,7 +107,7 @@ class _Source:
 class Sources:
     """The files of a recipe read so far, as layers, weakest first, and what was wrong with them."""
 
-    files: Files
+    files: FileChecks
     cwd: str
     layers: list[Layer] = field(default_factory=list)
     errors: list[Diagnostic] = field(default_factory=list)
@@ -253,7 +253,7 @@ def _other_file(word: str, mark: Mark) -> Problem | None:
     if not word.startswith(("/", "./", "../")) or word.endswith((*_SUFFIXES, ".json")):
         return None
     hint = "name a recipe, or a preset without ./"
-    return _problem(mark, f"{word} is no recipe"[:200], hint, "a file that is extended ends in .yaml, .yml or .json")
+    return _problem(mark, f"{word} is not a recipe"[:200], hint, "a file that is extended ends in .yaml, .yml or .json")
 
 
 def _meant(name: str, shipped: Iterable[str]) -> str | None:

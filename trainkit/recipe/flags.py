@@ -13,7 +13,7 @@ from typing import Any
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.assignment import Assignment, layer_of, read_value
 from trainkit.recipe.layer import ARGUMENTS, Layer
-from trainkit.recipe.paths import Files
+from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.schema.fields import Setting, schema
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
@@ -103,7 +103,7 @@ def width(words: Sequence[str], ends: Callable[[Sequence[str]], bool]) -> int:
 
 
 def override_layers(
-    words: Sequence[str], strength: int, cwd: str, files: Files, current: Callable[[str], Any]
+    words: Sequence[str], strength: int, cwd: str, files: FileChecks, current: Callable[[str], Any]
 ) -> tuple[list[Layer], list[Diagnostic]]:
     """One layer for each override, in order and of one strength, with errors and warnings.
 
@@ -148,7 +148,7 @@ def _split(words: Sequence[str]) -> Iterator[_Word]:
         dotted = _DOTTED.fullmatch(word.removeprefix("--"))
         if dotted and (not word.startswith("--") or "." in dotted["key"]):
             key, modifier, value = dotted.groups()
-            no_key = (f"{key[:80]!r} is no key", "write section.setting=value")
+            no_key = (f"{key[:80]!r} is not a key", "write section.setting=value")
             yield _Word((word,), None, key, value, modifier, no_key if ".." in key or key.endswith(".") else None)
         elif word.startswith("--") and word != "--":
             yield _flag(word, remaining)

@@ -21,7 +21,7 @@ CONFIG = "program.args.config"  # the attachment that the program's own words na
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
 
-class Files(Protocol):
+class FileChecks(Protocol):
     """What resolving needs of a file system. Paths are absolute, or relative to the process's working folder."""
 
     def read(self, path: str) -> bytes:
@@ -41,7 +41,7 @@ class Files(Protocol):
 class Overlay:
     """Files with more above them, that are not written yet (content by path), or are taken to be there."""
 
-    below: Files
+    below: FileChecks
     written: Mapping[str, str]
     there: Sequence[str] = ()
 
@@ -79,7 +79,7 @@ def named_config(args: Mapping[str, Any] | Sequence[Any]) -> str | None:
     return next((each for each in named if each.endswith(CONFIG_SUFFIXES)), None)
 
 
-def _attach_config(state: Merge, cwd: str, files: Files) -> dict[str, Attachment]:
+def _attach_config(state: Merge, cwd: str, files: FileChecks) -> dict[str, Attachment]:
     """The file of settings that the words of a script on Trainer name, behind `--config` or as the first of them.
 
     Nothing where it cannot be read: what is not there is reported as absent, and its form is the script's affair.
@@ -100,7 +100,7 @@ def _attach_config(state: Merge, cwd: str, files: Files) -> dict[str, Attachment
 
 
 def attach(
-    state: Merge, bases: Mapping[int, str], cwd: str, files: Files
+    state: Merge, bases: Mapping[int, str], cwd: str, files: FileChecks
 ) -> tuple[dict[str, Attachment], list[Diagnostic]]:
     """Read every file that the merged tree names in a setting that is declared with ``reads="content"``.
 
@@ -128,7 +128,7 @@ def attach(
     return attachments | _attach_config(state, cwd, files), found
 
 
-def _read(key: str, path: str, shown: str, entry: Entry, files: Files) -> Attachment | list[Diagnostic]:
+def _read(key: str, path: str, shown: str, entry: Entry, files: FileChecks) -> Attachment | list[Diagnostic]:
     origin = entry.origin
     try:
         document = compose_bytes(files.read(path))
@@ -146,7 +146,7 @@ def _read(key: str, path: str, shown: str, entry: Entry, files: Files) -> Attach
     return Attachment(path, document.tree, {name: text.at(mark) for name, mark in document.values.items() if name})
 
 
-def script_source(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> str:
+def script_source(recipe: Recipe, files: FileChecks, absolute: Callable[[str], str]) -> str:
     """The text of the program's script; empty where there is none that can be read."""
     script = recipe.program.script
     if script is None or not script.endswith(".py"):
@@ -192,7 +192,7 @@ def inputs(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield CONFIG, recipe.program.seen(config)
 
 
-def absent_inputs(recipe: Recipe, files: Files, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+def absent_inputs(recipe: Recipe, files: FileChecks, absolute: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
     """The paths without a file that the run will read, by setting. absolute: from the working folder.
 
     Of `data.include` the folders that hold no file of the pattern.

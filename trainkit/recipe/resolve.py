@@ -13,7 +13,7 @@ from trainkit.recipe.flags import argument_layer, override_layers
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer, place_of
 from trainkit.recipe.merge import Merge, merge
-from trainkit.recipe.paths import Files, absent_inputs, absolute, attach, script_source
+from trainkit.recipe.paths import FileChecks, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
 from trainkit.recipe.rules import KindOf, RecipeTree, contradictions, no_kind, recipe_rules, written_secrets
 from trainkit.recipe.schema.fields import defaults, schema, tagged_sections
@@ -22,7 +22,7 @@ from trainkit.recipe.validate import default_kind, likely_kind, unknown_keys, va
 from trainkit.rule import check
 
 
-def resolve(request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolved:
+def resolve(request: Request, files: FileChecks, kind_of: KindOf = no_kind) -> Resolved:
     """The recipe that a request means.
 
     kind_of: what kind a script or module is, for the error where nothing says so.
@@ -64,7 +64,7 @@ def resolve(request: Request, files: Files, kind_of: KindOf = no_kind) -> Resolv
     return Resolved(recipe, state.tree, history, attachments, *more, described(recipe, files, on_disk))
 
 
-def _layers(request: Request, files: Files) -> tuple[list[Layer], list[Diagnostic], Sources]:
+def _layers(request: Request, files: FileChecks) -> tuple[list[Layer], list[Diagnostic], Sources]:
     """All layers, weakest first: what the recipe extends, the recipe, presets, a variant, the environment, flags.
 
     Also what is wrong with them, and the files that they are from.

@@ -13,7 +13,7 @@ from trainkit.errors import Diagnostic, Origin
 from trainkit.lazy import Registry
 from trainkit.recipe.layer import ARGUMENTS, Layer
 from trainkit.recipe.merge import Merge, value_at
-from trainkit.recipe.paths import Files
+from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.repository import has_owner, is_on
 from trainkit.recipe.schema.fields import lies_in, schema
 from trainkit.recipe.secrets import public_names, secret_keys
@@ -38,7 +38,7 @@ class RecipeTree:
     tree: Mapping[str, Any]
     defaults: Mapping[str, Any]
     locate: Locate
-    files: Files
+    files: FileChecks
     absolute: Callable[[str], str]
     broken: frozenset[str] = frozenset()  # keys with an error of their own
     incomplete: bool = False  # whether a layer could not be read, and what it gives is not known

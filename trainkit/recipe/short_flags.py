@@ -12,7 +12,7 @@ from trainkit.lazy import call
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.assignment import Assignment, read_value
 from trainkit.recipe.layer import ARGUMENTS
-from trainkit.recipe.paths import Files
+from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.schema.launching import Reporter
 
 ON, OFF = ("true", "1", "yes"), ("false", "0", "no")  # values of a switch
@@ -26,7 +26,7 @@ class Use:
     value: str | None
     origin: Origin
     cwd: str
-    files: Files
+    files: FileChecks
     current: Callable[[str], Any]
     given: frozenset[str]  # names of all flags on this command line
 
@@ -268,7 +268,9 @@ def _num_processes(use: Use) -> Outcome:
         return assignments, found
     if total % nodes:
         hint = f"give a multiple of {nodes}, or --nproc_per_node for each machine"
-        return [], [use.error(f"--num_processes {total} is no multiple of nodes.count {nodes}", hint, key=_PROCESSES)]
+        return [], [
+            use.error(f"--num_processes {total} is not a multiple of nodes.count {nodes}", hint, key=_PROCESSES)
+        ]
     return [use.assign(_PROCESSES, total // nodes)], found
 
 
@@ -290,7 +292,7 @@ def _optim_args(use: Use) -> Outcome:
     for part in (use.value or "").split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not name.isidentifier():
-            found.append(use.error(f"--optim_args: {part!r} is no argument", form, key="optimizer.args"))
+            found.append(use.error(f"--optim_args: {part!r} is not an argument", form, key="optimizer.args"))
         elif name in seen:
             found.append(use.error(f"--optim_args gives {name} twice", "keep one of the two", key="optimizer.args"))
         else:
@@ -397,7 +399,7 @@ def _warmup_ratio(use: Use) -> Outcome:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        return [], [use.error(f"--warmup_ratio {use.value} is no share", "write a number from 0 to 1", key=key)]
+        return [], [use.error(f"--warmup_ratio {use.value} is not a share", "write a number from 0 to 1", key=key)]
     if str(steps).isdecimal():
         return [use.assign(key, math.ceil(int(str(steps)) * share))], []
     what = "--warmup_ratio is a share of the steps, and these are not said"

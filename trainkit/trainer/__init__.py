@@ -1,4 +1,4 @@
-"""The built-in trainer: what runs in the workers, and the only place that needs torch.
+"""The built-in trainer: the program of each rank, and the only room that needs torch.
 
 To read it: `__main__` starts a rank, `setup` builds the parts of a run, `loop` trains, `checkpoint/` saves and resumes.
 """

@@ -1,4 +1,4 @@
-"""`batch.micro: auto`: the largest micro batch that fits, by trial steps of a copy of the run's model; remembered."""
+"""`batch.micro: auto`: find the largest micro batch that fits by trial steps on a model copy, and remember it."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from trainkit.trainer.data.source import Batch, targets_at_most
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident, status_bytes
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim import autocast, casts_kept, forget_embeddings
+from trainkit.trainer.optim import autocast, cached_casts, forget_embeddings
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import Settings, World
 
 log = logging.getLogger("trainkit.trainer")
 IN_RUN = "micro-batch.json"  # in the run directory
-SHARE = 0.9  # of what is free: the rest is for what grows later, and for others
-# What a failed allocation is called, by torch on a CPU, the C++ library, CUDA, cuBLAS and NCCL; in small letters.
+SHARE = 0.9  # share of the free memory: the rest is for later growth, and for other processes
+# How torch on a CPU, the C++ library, CUDA, cuBLAS and NCCL report a failed allocation; in lower case.
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "cublas_status_alloc_failed", "cuda calloc")
-# What may be the size, or may not: cuDNN has no kernel that does with the workspace to be had, or none at all; a launch
-# has more blocks than a GPU takes, or none.
+# Errors that the size may have caused, or not: cuDNN has no kernel for the available workspace, or none at all; a
+# launch has more blocks than a GPU allows, or none.
 _PERHAPS = ("cudnn_status_not_supported", "invalid configuration argument")
-# Undoes the scale that fp16 begins with (torch.amp.GradScaler): an update that is skipped would take no memory.
+# Cancels the initial scale of fp16 (torch.amp.GradScaler): otherwise the update is skipped, and takes no memory.
 _SLOPE = 2.0**-16
 _MMAP_THRESHOLD = -3  # mallopt(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of the run's model, as it is inside its strategy, and this rank's share of the first step."""
+class ModelCopy:
+    """A copy of the run's model under its strategy, and this rank's share of the first step."""
 
     model: Model
     strategy: Strategy
     batch: Batch
 
 
-MakeCopy = Callable[[], Copy]
+MakeCopy = Callable[[], ModelCopy]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident on a CPU."""
+    """Bytes that a rank's memory may reach: the allocator's on CUDA, resident memory on a CPU."""
 
-    limit: int  # as the recipe has it
-    available: int  # what the machine has for this rank; beyond it the system ends processes
+    limit: int  # set by the recipe
+    available: int  # what the machine has for this rank; beyond it the system kills processes
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One micro batch that was tried. peak_bytes: the highest of all ranks. why: "" where it fits."""
+class TriedMicroBatch:
+    """One micro batch that was tried. peak_bytes: the highest of all ranks. why: why it does not fit, "" if it does."""
 
     micro: int
     fits: bool
@@ -77,78 +77,82 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The micro batch that the recipe left open, and how it was found."""
+class FoundMicroBatch:
+    """The micro batch that replaces `auto`, and how it was found."""
 
     micro: int
     accumulation: int
     source: Literal["searched", "remembered"]
-    tried: tuple[Tried, ...]
-    limit_bytes: int | None  # the least of all ranks; None where nothing was tried
-    remembered_in: str | None  # a file; None where none could be written
-    seconds: float  # that the search took
+    tried: tuple[TriedMicroBatch, ...]
+    limit_bytes: int | None  # the lowest of all ranks; None if nothing was tried
+    remembered_in: str | None  # a file; None if none could be written
+    seconds: float  # taken by the search
 
 
-def settle_micro_batch(
+def find_micro_batch(
     settings: Settings, world: World, device: torch.device, make_copy: MakeCopy
-) -> tuple[Settings, Found | None]:
-    """The settings with the micro batch in them, and how it was found; None where the plan has decided it.
+) -> tuple[Settings, FoundMicroBatch | None]:
+    """The settings with the micro batch filled in, and how it was found; None if the plan already decides it.
 
-    Called on every rank. TrainingError where not one sample fits.
+    Called on every rank. TrainingError if not even one sample fits.
     """
     if not settings.batch.search:
         return settings, None
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if mallopt and device.type == "cpu" and may_still_map() is not None:
-        # Under `ulimit` the heap counts with its holes, which differ from run to run: large tensors stay out of it.
+        # `ulimit` counts the heap with its holes, which differ between runs: keep large tensors out of the heap.
         mallopt(_MMAP_THRESHOLD, 2**20)
-    # All ranks take the same: what is remembered if every one of them remembers one, else what a search finds.
-    memory = Memory(settings, device)
+    # All ranks take the same: the remembered value if every rank has one, else the result of a search.
+    memory = RememberedMicroBatch(settings, device)
     known: list[int | None] = gather_from_ranks(memory.recall(), world)
     remembered = [micro for micro in known if micro is not None]
     if len(remembered) == world.size:
         micro, place = min(remembered), str(memory.path) if memory.path else None
-        found = Found(micro, settings.batch.search[-1] // micro, "remembered", (), None, place, 0.0)
+        found = FoundMicroBatch(micro, settings.batch.search[-1] // micro, "remembered", (), None, place, 0.0)
     else:
         found = _search(settings, world, device, make_copy, memory.path)
     memory.keep(found, world)
     if world.rank == 0:
-        log.info("%s", in_words(found))
+        log.info("%s", search_summary(found))
     batch = replace(settings.batch, micro=found.micro, accumulation=found.accumulation, search=())
     return replace(settings, batch=batch), found
 
 
-def _search(settings: Settings, world: World, device: torch.device, make_copy: MakeCopy, path: Path | None) -> Found:
+def _search(
+    settings: Settings, world: World, device: torch.device, make_copy: MakeCopy, path: Path | None
+) -> FoundMicroBatch:
     began, sizes = time.monotonic(), settings.batch.search
     mine = memory_limit(device, settings.recipe.batch.memory_mib)
     limit: int = min(gather_from_ranks(mine.limit, world))
     trial = Trial(settings, device, mine, make_copy)
-    tried: list[Tried] = []
+    tried: list[TriedMicroBatch] = []
 
     def fits(micro: int) -> bool:
-        # One decision for all ranks: a size that fails on any of them fails.
+        # One decision for all ranks: a size that fails on one of them fails.
         attempts: list[tuple[int, str]] = gather_from_ranks(trial.attempt(micro), world)
         failed = [(rank, peak, why) for rank, (peak, why) in enumerate(attempts) if why]
         why = next((f"{why} on rank {rank} ({peak / 2**20:.0f} MiB)" for rank, peak, why in failed), "")
-        tried.append(Tried(micro, not failed, max(peak for peak, _ in attempts), why))
+        tried.append(TriedMicroBatch(micro, not failed, max(peak for peak, _ in attempts), why))
         return not failed
 
     found = largest_fitting(sizes, fits)
     trial.end()
-    restart_peak(device)  # what was tried is none of the training's memory
+    restart_peak(device)  # the trials must not count in the training's memory
     if found is None:
         raise TrainingError(
             f"batch.micro is auto, and not even a micro batch of {sizes[0]} fits: {tried[0].why}",
-            hint="turn on efficiency.gradient_checkpointing, shorten data.sequence_length, or take a smaller model",
+            hint="turn on efficiency.gradient_checkpointing, lower data.sequence_length, or use a smaller model",
         )
     seconds = round(time.monotonic() - began, 3)
-    return Found(found, sizes[-1] // found, "searched", tuple(tried), limit, str(path) if path else None, seconds)
+    return FoundMicroBatch(
+        found, sizes[-1] // found, "searched", tuple(tried), limit, str(path) if path else None, seconds
+    )
 
 
 def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of ascending sizes that fits, by doubling, then bisection; None where the first does not."""
-    # What fits, fits in every smaller size too.
-    best, over = -1, len(sizes)  # places of the largest known to fit and the least not to
+    """The largest of ascending sizes that fits, by doubling, then bisection; None if the first does not."""
+    # If a size fits, so does every smaller one.
+    best, over = -1, len(sizes)  # indices of the largest size known to fit and the smallest known not to
     while over - best > 1:
         doubled = max(best + 1, bisect_right(sizes, 2 * sizes[best]) - 1) if best >= 0 else 0
         place = doubled if over == len(sizes) else (best + over) // 2
@@ -159,7 +163,7 @@ def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | 
     return sizes[best] if best >= 0 else None
 
 
-def in_words(found: Found) -> str:
+def search_summary(found: FoundMicroBatch) -> str:
     """One line for the log."""
     what = f"micro batch {found.micro}, accumulation {found.accumulation}"
     if found.source == "remembered":
@@ -171,20 +175,22 @@ def in_words(found: Found) -> str:
 
 
 class Trial:
-    """Tries micro batches with the first samples of the run, the way that accumulation takes them."""
+    """Tries micro batches on the first samples of the run, in the order in which accumulation takes them."""
 
     def __init__(self, settings: Settings, device: torch.device, memory: MemoryLimit, make_copy: MakeCopy) -> None:
         self._settings, self._device, self._memory, self._make_copy = settings, device, memory, make_copy
-        self._copy: Copy | None = None
+        self._copy: ModelCopy | None = None
         self._inputs: dict[str, Tensor] = {}  # on the device
-        self._whole = False  # whether the copy has its optimizer state, and nothing else, as between two steps
-        self._known: list[tuple[int, int]] = []  # micro batches that fitted, with their peaks in bytes; 0 is at rest
+        # whether the copy is in the state between two steps: with optimizer state, and nothing else
+        self._whole = False
+        # micro batches that fitted, with their peaks in bytes; 0 stands for the peak at rest
+        self._known: list[tuple[int, int]] = []
 
     def attempt(self, micro: int) -> tuple[int, str]:
-        """Take a step with a micro batch; its peak in bytes, expected or seen, and why it does not fit, or ""."""
+        """Try a step with a micro batch; its peak in bytes (expected or measured), and why it does not fit, or ""."""
         least = self._settings.batch.search[0]
         try:
-            # No collective but for the making of the copy: a rank may run out of memory by itself.
+            # No collective after the copy is built: one rank alone may run out of memory.
             if self._copy is None:
                 self._copy = self._make_copy()
                 self._inputs = self._copy.batch.on(self._device)
@@ -194,13 +200,13 @@ class Trial:
                 give_back(self._device)
                 self._known = [(0, resident()), *(known for known in self._known if known[0])]
             expected = self._expected(micro)
-            if expected > self._memory.available and self._device.type == "cpu":  # would end processes, not fail
-                return expected, "expected to take more than there is, and not tried"
+            if expected > self._memory.available and self._device.type == "cpu":  # the system would kill processes
+                return expected, "not tried: it is expected to need more than is available"
             restart_peak(self._device)
             self._step(self._copy, micro)
             used = peak(self._device)
         except (RuntimeError, MemoryError) as error:
-            why = too_large(error, certain=micro > least)
+            why = why_too_large(error, certain=micro > least)
             if not why:
                 raise
             used = peak(self._device)
@@ -208,7 +214,8 @@ class Trial:
             why = "more than the limit" if used > self._memory.limit else ""
             self._known += [] if why else [(micro, used)]
             return used, why
-        # Only now: what was computed was held by the error. The copy stays: another takes minutes for a large model.
+        # Only now, because the error held the results. The copy is kept: building another takes minutes for a large
+        # model.
         self._whole = False
         if self._copy is not None:
             self._copy.strategy.abandon_step()
@@ -217,18 +224,18 @@ class Trial:
         return used, why
 
     def end(self) -> None:
-        """Let go of the copy."""
+        """Free the copy."""
         self._copy, self._inputs, self._whole = None, {}, False
         if optimizer(self._settings.recipe.optimizer.name).embeddings_in_32_bit:
             forget_embeddings()
         gc.collect()
         give_back(self._device)
 
-    def _step(self, copy: Copy, micro: int) -> None:
-        """An update after two micro steps, if there are as many: from the second on gradients take memory too."""
+    def _step(self, copy: ModelCopy, micro: int) -> None:
+        """An update after two micro steps, if there are two: from the second on, gradients take memory too."""
         settings, strategy = self._settings, copy.strategy
         share, slope = settings.batch.search[-1], _SLOPE / max(1, copy.batch.counted)
-        with casts_kept():
+        with cached_casts():
             for start in range(0, min(share, 2 * micro), micro):
                 here = slice(start, start + micro)
                 copy.model.expect(targets_at_most({name: each[here] for name, each in copy.batch.inputs.items()}))
@@ -239,7 +246,7 @@ class Trial:
         strategy.update(settings.recipe.optimizer.lr)
 
     def _expected(self, micro: int) -> int:
-        """The peak from those of smaller ones, for activations grow with the batch; 0 before there is one."""
+        """The peak extrapolated from smaller batches, since activations grow with the batch; 0 without any."""
         points = sorted(self._known)[-2:]
         if len(points) < 2:
             return 0
@@ -247,10 +254,10 @@ class Trial:
         return high + max(0, high - low) * (micro - more) // (more - less)
 
 
-def too_large(error: Exception, *, certain: bool) -> str:
-    """Why a step of that size does not fit; "" for an error that says something else.
+def why_too_large(error: Exception, *, certain: bool) -> str:
+    """Why a step of that size does not fit; "" for an error with another cause.
 
-    certain: whether a smaller one has fitted, so that it can only be the size where an error may be of that.
+    certain: whether a smaller batch has fitted: then an ambiguous error can only be due to the size.
     """
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(each in text.lower() for each in _OUT_OF_MEMORY):
@@ -261,11 +268,11 @@ def too_large(error: Exception, *, certain: bool) -> str:
 
 
 def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[str, str] = os.environ) -> MemoryLimit:
-    """The limit of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of what is free."""
+    """The limit of this rank. asked_mib: MiB that the recipe allows it, None for :data:`SHARE` of the free memory."""
     if device.type == "cuda":
         used, free = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
     else:
-        # The ranks of one machine share the memory of its CPU.
+        # The ranks of one machine share its main memory.
         used, free = resident(), available_memory() // max(1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         if (left := may_still_map()) is not None:
             free = min(free, left)
@@ -273,7 +280,7 @@ def memory_limit(device: torch.device, asked_mib: int | None, environ: Mapping[s
 
 
 def may_still_map() -> int | None:
-    """Bytes that `ulimit -v` and `ulimit -d` leave to this process; None where there is no such limit."""
+    """Bytes that `ulimit -v` and `ulimit -d` leave to this process; None without such a limit."""
     left = []
     for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
         limit = resource.getrlimit(kind)[0]
@@ -283,34 +290,34 @@ def may_still_map() -> int | None:
 
 
 def give_back(device: torch.device) -> None:
-    """Let the system have what is free inside this process: CUDA's allocator and glibc's keep it for later use."""
+    """Return this process's free memory to the system: CUDA's allocator and glibc's keep it otherwise."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # malloc_trim(3); other C libraries have none
+    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # malloc_trim(3), which other C libraries lack
         trim(0)
 
 
 def restart_peak(device: torch.device) -> None:
-    """Forget the peak so far. TrainingError where the system cannot."""
+    """Reset the memory peak. TrainingError if the system cannot."""
     give_back(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     clear = Path("/proc/self/clear_refs")
     try:
-        clear.write_text("5")  # resets the peak of the resident set (proc(5))
+        clear.write_text("5")  # resets the peak resident set size (proc(5))
     except OSError as error:
         what = f"batch.micro is auto, and this system cannot reset its memory peak ({clear}: {error.strerror})"
         raise TrainingError(what, hint="set batch.micro to a number") from error
 
 
 def peak(device: torch.device) -> int:
-    """Bytes at the highest since :func:`restart_peak`."""
+    """The peak in bytes since :func:`restart_peak`."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_resident()
 
 
-class Memory:
-    """What is remembered for one kind of work on one machine, in the run and in the user's cache."""
+class RememberedMicroBatch:
+    """The micro batch found earlier for the same work on the same machine, kept in the run and in the user's cache."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         if device.type == "cuda":
@@ -318,29 +325,29 @@ class Memory:
             name, size = gpu.name, gpu.total_memory
         else:
             name, size = device.type, probe_memory()["memory_total"] or 0
-        # All that decides what fits: the settings that do, the host, its device and memory, and torch.
+        # The key is everything that decides what fits: settings, host, device, memory, and torch.
         work = memory_digest(settings.recipe, settings.batch, settings.dtype)
         described = json.dumps([work, platform.node(), name, size, torch.__version__])
         self._key, self._sizes = hashlib.sha256(described.encode()).hexdigest(), settings.batch.search
         folder = cache_folder(os.environ, "micro-batches")
-        # None where there is no home.
+        # None without a home.
         self.path = Path(folder, f"{self._key[:32]}.json") if folder else None
-        # The run that is resumed may know better: its checkpoint is at <run directory>/checkpoints/<step>.
+        # A resumed run's own value comes first: its checkpoint is at <run directory>/checkpoints/<step>.
         resumed = [settings.resume.absolute().parent.parent] if settings.resume else []
         self._runs = [run / IN_RUN for run in (settings.run_dir, *resumed)]
 
     def recall(self) -> int | None:
-        """The micro batch, as the run itself has it, the run that it goes on from, or the cache."""
+        """The micro batch from the run itself, from the run that it resumes, or from the cache."""
         files = [*self._runs, *([self.path] if self.path else [])]
         return next((micro for file in files if (micro := self._read(file)) is not None), None)
 
     def _read(self, file: Path) -> int | None:
-        content = read_json(file)  # nothing where the file is torn: it is searched for again
+        content = read_json(file)  # nothing if the file is incomplete: the search is repeated
         known = content.get("key") == self._key and content.get("micro") in self._sizes
         return int(content["micro"]) if known else None
 
-    def keep(self, found: Found, world: World) -> None:
-        """Write it down, once on each machine and once in the run. A full disk costs a warning, not the run."""
+    def keep(self, found: FoundMicroBatch, world: World) -> None:
+        """Save it, once per machine and once in the run. A full disk gives a warning and does not end the run."""
         files = [self.path] if self.path and world.local_rank == 0 else []
         files += [self._runs[0]] if world.rank == 0 else []
         for file in [file for file in files if self._read(file) != found.micro]:
@@ -348,4 +355,6 @@ class Memory:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(file, {"key": self._key, "micro": found.micro, "found": asdict(found)}, indent=1)
             except OSError as error:
-                log.warning("%s cannot be written, the micro batch is searched for again: %s", file, error.strerror)
+                log.warning(
+                    "%s cannot be written, so the micro batch will be searched for again: %s", file, error.strerror
+                )

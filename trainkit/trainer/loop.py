@@ -25,10 +25,10 @@ from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro
 from trainkit.trainer.distributed import sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
-from trainkit.trainer.metrics.speed import STRETCHES, Totals, Waiting, Work, steady, timed, tokens_in
+from trainkit.trainer.metrics.speed import STRETCHES, DataWaiting, Totals, TrainingFlops, steady, timed, tokens_in
 from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.optim import SkippedSteps, casts_kept
+from trainkit.trainer.optim import SkippedSteps, cached_casts
 from trainkit.trainer.perf.efficiency import CompileClock
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.settings import World
@@ -43,7 +43,7 @@ YOUNG_EVERY, ALL_EVERY = 10, 1000  # steps between two collections of garbage
 POLL = 0.2  # seconds between two looks at an upload
 
 
-class Requests:
+class SignalRequests:
     """Signals seen by this process. Handlers only take note; a repeated signal is the same request."""
 
     def __init__(self, seen: set[int] | None = None) -> None:
@@ -71,15 +71,15 @@ class Requests:
         return next((number for number in STOPPING if number in asked), None), SAVING in asked
 
 
-class Progress:
+class TrainingProgress:
     """Steps done, and the time that they took, of this attempt."""
 
     def __init__(self, first: int, steps: int, device: torch.device) -> None:
         self.first = self.step = first
         self.steps = steps
         self.step_tokens = 0  # of the latest step
-        self.bookmark = ""  # of its batch
-        self.idle = 0  # samples so far of which nothing was predicted
+        self.loader_state = ""  # of its batch
+        self.targetless = 0  # samples so far of which nothing was predicted
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self.lowest = False  # whether the latest step was evaluated, and better than all before
@@ -87,7 +87,7 @@ class Progress:
         self.stopped_by: Signals | None = None
         self.skipped = SkippedSteps()
         self.compiling = CompileClock()
-        self.waiting = Waiting.on(device)
+        self.waiting = DataWaiting.on(device)
         self.aside_seconds = 0.0  # in evaluation and saving
         self._device = device
         self._tokens = self._computed = 0
@@ -100,11 +100,11 @@ class Progress:
         counts = (self.step, self._tokens, self._computed)
         return Totals(time.monotonic(), *counts, waited, compiled, self.aside_seconds)
 
-    def advance(self, targets: int, computed: int, bookmark: str = "") -> None:
-        """One more optimizer step is on its way. computed: tokens through the model. bookmark: of its batch."""
+    def advance(self, targets: int, computed: int, loader_state: str = "") -> None:
+        """One more optimizer step is on its way. computed: tokens through the model. loader_state: of its batch."""
         self.waiting.step_launched()
         self.step += 1
-        self.step_tokens, self.bookmark = targets, bookmark
+        self.step_tokens, self.loader_state = targets, loader_state
         self.lowest = False
         self._tokens += targets
         self._computed += computed
@@ -135,7 +135,7 @@ class Progress:
         """Seconds since the first step began."""
         return time.monotonic() - self._marks[0].clock
 
-    def speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, float]:
+    def speed(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, float]:
         """Seconds and rates since the last call, without compiling, evaluation and saving."""
         before, self._line = self._line, self._totals()
         since = self._line.since(before)
@@ -143,25 +143,25 @@ class Progress:
         share = round(since.waited / since.training, 4)
         return {"seconds": round(since.training, 6), **known, "data_wait_share": share}
 
-    def steady_speed(self, global_batch: int, work: Work, ranks: int) -> dict[str, Any]:
+    def steady_speed(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, Any]:
         """The same rates of the run, without its first steps where it has enough others; and from which step on."""
         end = self._end or self._totals()
         begin = steady(self._marks, end)
         return {**end.since(begin).rates(global_batch, work, ranks), "rates_from_step": begin.steps + 1}
 
 
-def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Progress:
+def train(parts: Parts, first: int, metrics: Metrics, requests: SignalRequests) -> TrainingProgress:
     """Run the optimizer steps from `first`, counted from 0, until the last one, a signal, or the end of patience."""
-    progress = Progress(first, parts.steps, parts.device)
+    progress = TrainingProgress(first, parts.steps, parts.device)
     if parts.settings.recipe.efficiency.compile.enabled:
         progress.compiling.listen()
     with parts.checkpoints.outlasting_failure():
         take_steps(parts, progress, metrics, requests)
         progress.finish()
-        if progress.idle and parts.world.rank == 0:  # without packing a stream leaves them in
+        if progress.targetless and parts.world.rank == 0:  # without packing a stream leaves them in
             samples = (progress.step - progress.first) * parts.settings.batch.global_
             what = "warning: %d of %d samples had no target to predict: set data.sequence_length higher"
-            log.warning(what, progress.idle, samples)
+            log.warning(what, progress.targetless, samples)
         parts.heartbeat.set_phase(CHECKPOINT)  # one may still be written in the background
         parts.profiler.finish()
         if parts.steps == 0:  # a run that only evaluates
@@ -170,25 +170,27 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: Requests) -> Pro
     return progress
 
 
-def take_steps(parts: Parts, progress: Progress, metrics: Metrics, requests: Requests) -> None:
+def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, requests: SignalRequests) -> None:
     """The optimizer steps of a run, with what is due after each: a line, an evaluation, a checkpoint."""
     recipe = parts.settings.recipe
     push = recipe.checkpoint.push_to_hub.repo is not None
     parts.profiler.begin()
     parts.heartbeat.begin_step(progress.first)
     with collected_between_steps() as collect:
-        # The order of samples is a function of the step; a bookmark only spares a stream the reading up to there.
+        # The order of samples is a function of the step; a loader_state only spares a stream the reading up to there.
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.heartbeat.set_phase(EXCHANGE)
             # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
-            targets, idle, *votes = sum_over_ranks([batch.counted, batch.idle, *requests.votes()], parts.world)
+            targets, targetless, *votes = sum_over_ranks(
+                [batch.counted, batch.targetless, *requests.votes()], parts.world
+            )
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
-            progress.advance(targets, tokens_in(batch) * parts.world.size, batch.bookmark)
-            if idle and not progress.idle and parts.world.rank == 0:
+            progress.advance(targets, tokens_in(batch) * parts.world.size, batch.loader_state)
+            if targetless and not progress.targetless and parts.world.rank == 0:
                 why = "the prompt fills data.sequence_length, or the sample is one token"
                 what = "warning: %s of step %d without a target to predict: %s"
-                log.warning(what, counted(idle, "sample"), progress.step, why)
-            progress.idle += idle
+                log.warning(what, counted(targetless, "sample"), progress.step, why)
+            progress.targetless += targetless
             parts.heartbeat.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)
@@ -259,7 +261,7 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, targets: int) -> tuple
     share = parts.world.size / max(1, targets)
     total = torch.zeros((), device=parts.device)
     micro_batches, bounds = split_micro(batch, parts), bounds_of_micro(batch, parts.settings.batch.micro)
-    with casts_kept():
+    with cached_casts():
         for index, (inputs, at_most) in enumerate(zip(micro_batches, bounds, strict=False)):
             last = index + 1 == len(micro_batches)
             seed_dropout(parts, step, index)
@@ -296,7 +298,7 @@ def seed_dropout(parts: Parts, step: int, index: int) -> None:
         torch.manual_seed(derived_seed(parts.settings.recipe.train.seed, "dropout", step, position))
 
 
-def report_step(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
+def report_step(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
     """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
     progress.loss = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
     record = {
@@ -341,7 +343,7 @@ def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) 
             raise TrainingError(f"the {what} is {value} at step {step}", hint="lower optimizer.lr, or see the data")
 
 
-def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
+def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None:
     """Loss on the validation samples, as a metrics line of its own."""
     with progress.aside():
         began = time.monotonic()
@@ -352,7 +354,7 @@ def evaluate(parts: Parts, progress: Progress, metrics: Metrics) -> None:
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
 
 
-def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor | float) -> None:
+def save_checkpoint(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float) -> None:
     """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay."""
     if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
@@ -369,11 +371,11 @@ def save_checkpoint(parts: Parts, progress: Progress, loss: Tensor, norm: Tensor
     spared = parts.best.step if parts.settings.recipe.checkpoint.keep_best else None
     with progress.aside():
         parts.checkpoints.save(
-            progress.step, parts.strategy, best=asdict(parts.best), spared=spared, bookmark=progress.bookmark
+            progress.step, parts.strategy, best=asdict(parts.best), spared=spared, loader_state=progress.loader_state
         )
 
 
-def finish_uploads(parts: Parts, progress: Progress, requests: Requests) -> Signals | None:
+def finish_uploads(parts: Parts, progress: TrainingProgress, requests: SignalRequests) -> Signals | None:
     """Wait on all ranks until rank 0 has uploaded what the recipe asks for; the signal that ended the run or this.
 
     TrainingError for what could not be uploaded.

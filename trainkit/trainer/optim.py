@@ -122,7 +122,7 @@ def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractCo
 
 
 @contextmanager
-def casts_kept() -> Iterator[None]:
+def cached_casts() -> Iterator[None]:
     """Inside, autocast keeps the 16-bit copies of the weights from one forward pass to the next.
 
     For passes between which the weights stay as they are: the micro steps of one step.

@@ -17,18 +17,18 @@ from trainkit.heartbeat import DATA, FORWARD, Heartbeat
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.text import counted, listed
-from trainkit.trainer.auto_batch import Copy, Found, settle_micro_batch
+from trainkit.trainer.auto_batch import FoundMicroBatch, ModelCopy, find_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.loader import Transfer
-from trainkit.trainer.data.sampler import Order, positions_of_rank
+from trainkit.trainer.data.sampler import SampleOrder, positions_of_rank
 from trainkit.trainer.data.source import Lengths, Source, is_writing, tokens_of_sample, widened
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
-from trainkit.trainer.metrics.speed import Work, work_of
+from trainkit.trainer.metrics.speed import TrainingFlops, training_flops
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
@@ -50,7 +50,7 @@ class Parts:
     world: World
     device: torch.device
     source: Source
-    order: Order
+    order: SampleOrder
     steps: int
     model: Model  # as the strategy has it inside its wrapping
     strategy: Strategy
@@ -61,10 +61,10 @@ class Parts:
     best: Best
     checkpoints: Checkpoints
     parameters: Parameters
-    work: Work
+    work: TrainingFlops
     memory: MemoryBreakdown
     profiler: Profiler
-    found: Found | None  # the micro batch, where the recipe left it open
+    found: FoundMicroBatch | None  # the micro batch, where the recipe left it open
     transfer: Transfer
     heartbeat: Heartbeat  # where this rank says how far it is
 
@@ -76,15 +76,17 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     if recipe.train.deterministic:
         be_deterministic()
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
-    order = Order(recipe.train.seed, None if source.stream else len(source.train), settings.batch.global_)
+    order = SampleOrder(recipe.train.seed, None if source.stream else len(source.train), settings.batch.global_)
     steps = number_of_steps(recipe, order)
-    agree(settings, source, steps, world)  # before the strategy: a rank with another model would hang the others in it
+    require_agreement(
+        settings, source, steps, world
+    )  # before the strategy: a rank with another model would hang the others in it
     # Before the first draw: what is tried leaves no trace in the training.
     make_copy = partial(first_step, settings, source, order, world, device)
-    settings, found = settle_micro_batch(settings, world, device, make_copy)
+    settings, found = find_micro_batch(settings, world, device, make_copy)
     model, source = seeded_model(settings, source)
     # Parameters and FLOPs are counted before the strategy shards the model.
-    parameters, work = Parameters.of(model), work_of(model, settings, device)
+    parameters, work = Parameters.of(model), training_flops(model, settings, device)
     strategy = STRATEGIES[kind].build(model, settings, world, device)
     identity = Identity(kind, world.size, settings.training_digest, source.encoder.fingerprint, model.base)
     heartbeat = heartbeat or Heartbeat()
@@ -115,7 +117,7 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     )
 
 
-def number_of_steps(recipe: Recipe, order: Order) -> int:
+def number_of_steps(recipe: Recipe, order: SampleOrder) -> int:
     """Optimizer steps of the whole run. TrainingError for epochs of a stream."""
     if recipe.train.steps is not None:
         return recipe.train.steps
@@ -125,9 +127,9 @@ def number_of_steps(recipe: Recipe, order: Order) -> int:
     return max(1, math.ceil(epochs))
 
 
-def agree(settings: Settings, source: Source, steps: int, world: World) -> None:
+def require_agreement(settings: Settings, source: Source, steps: int, world: World) -> None:
     """TrainingError, the same on every rank, that names what differs from rank 0 and on which ranks."""
-    given: list[Mapping[str, object]] = gather_from_ranks(terms(settings, source, steps), world)
+    given: list[Mapping[str, object]] = gather_from_ranks(agreed_values(settings, source, steps), world)
     differences = []
     for name, first in given[0].items():
         if others := [rank for rank, each in enumerate(given) if each[name] != first]:
@@ -139,7 +141,7 @@ def agree(settings: Settings, source: Source, steps: int, world: World) -> None:
         )
 
 
-def terms(settings: Settings, source: Source, steps: int) -> Mapping[str, object]:
+def agreed_values(settings: Settings, source: Source, steps: int) -> Mapping[str, object]:
     """All that decides what is trained, and when the ranks wait for each other: they would hang, or mix two runs up."""
     recipe, batch = settings.recipe, settings.batch
 
@@ -187,14 +189,14 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
 
 
-def first_step(settings: Settings, source: Source, order: Order, world: World, device: torch.device) -> Copy:
+def first_step(settings: Settings, source: Source, order: SampleOrder, world: World, device: torch.device) -> ModelCopy:
     """A copy of the run's model under its strategy, and this rank's share of the first step, at its longest."""
     model, source = seeded_model(settings, source)
     mine = positions_of_rank(settings.batch, world.rank)
     batch, data = source.train[order.indices(0, mine.start, mine.stop)], settings.recipe.data
     if is_writing(settings.recipe) and getattr(data, "padding", "") == "longest":
         batch = widened(batch, Lengths.of(data), source.encoder.padding)
-    return Copy(model, STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), batch)
+    return ModelCopy(model, STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), batch)
 
 
 def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:

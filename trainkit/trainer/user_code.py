@@ -39,7 +39,9 @@ def refuse_special(folder: str, key: str) -> None:
     """TrainingError for a folder that libraries would never come back from: with a FIFO, a device, endless settings."""
     for path in sorted(Path(folder).glob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise TrainingError(f"{key}: {path} is no file", hint="take the folder as save_pretrained makes it")
+            raise TrainingError(
+                f"{key}: {path} is not a regular file", hint="use the folder as save_pretrained writes it"
+            )
         most = LARGEST_TEXT // 16 if path.name.endswith("config.json") else LARGEST_TEXT
         if path.suffix in (".json", ".jinja", ".txt") and path.is_file() and path.stat().st_size > most:
             raise TrainingError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import Diagnostic, RecipeError, UsageError, blocker
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.selection import allocation
-from trainkit.recipe.paths import Files, Overlay, absolute
+from trainkit.recipe.paths import FileChecks, Overlay, absolute
 from trainkit.recipe.schema.fields import Setting, nest, schema, tagged_sections
 from trainkit.recipe.validate import choices, default_kind, takes_switch
 
@@ -158,7 +158,7 @@ class View:
     """
 
     machine: Callable[[], Facts]
-    files: Files
+    files: FileChecks
     cwd: str
     base: Base = Base()
     given: Settings = field(default_factory=dict)

@@ -14,7 +14,7 @@ from trainkit.recipe.flags import override_layers
 from trainkit.recipe.interpolation import interpolated
 from trainkit.recipe.layer import VARIANTS, Layer, normalise, read_document
 from trainkit.recipe.merge import Merge, merge
-from trainkit.recipe.paths import Files, absolute, seen_from
+from trainkit.recipe.paths import FileChecks, absolute, seen_from
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import defaults, lies_in, nest, schema, tagged_sections
 from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
@@ -110,7 +110,7 @@ def _read(topic: Topic, question: Question, view: View, typed: str) -> Answer:
     return Answer(topic.name, typed, sets, reason)
 
 
-def read_given(answers: str | None, overrides: Sequence[str], files: Files, cwd: str) -> tuple[Settings, Merge]:
+def read_given(answers: str | None, overrides: Sequence[str], files: FileChecks, cwd: str) -> tuple[Settings, Merge]:
     """The settings of a file of answers (written like a recipe) and of `key=value` overrides, which win.
 
     Also the places of both. Raises RecipeError with all errors that do not depend on the answers.
@@ -156,7 +156,7 @@ def _modified(tree: Any, prefix: str = "") -> Iterator[str]:
             yield from _modified(value, f"{key}.")
 
 
-def read_base(recipe: str, name: str, files: Files, cwd: str, environ: dict[str, str]) -> Base:
+def read_base(recipe: str, name: str, files: FileChecks, cwd: str, environ: dict[str, str]) -> Base:
     """The recipe to start from, which must be valid by itself. recipe: a path, or the name of a shipped one.
 
     Raises RecipeError.

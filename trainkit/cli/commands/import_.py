@@ -65,7 +65,7 @@ def import_(
 
     Example: trainkit import ds_config.json --output recipe.yaml
     """
-    from trainkit.convert.importing import Lines, check_import, import_words
+    from trainkit.convert.importing import ShellOptions, check_import, import_words
     from trainkit.tools.base.draft import ImportContext
 
     argv, cwd, output = list(context.args), working_folder(), None if output == "-" else output
@@ -73,7 +73,7 @@ def import_(
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     first = modeline() if output is not None else ""
     here = ImportContext(Disk(), cwd, os.environ, frozenset(public or ()), tuple(filter(None, sys.path)))
-    lines = Lines(dict(_assignment(each) for each in set_ or ()), line)
+    lines = ShellOptions(dict(_assignment(each) for each in set_ or ()), line)
     read = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
     show_diagnostics([*check_import(read, here, target), *_slips(argv)])
     if output is None:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainkit.convert.shell.evaluating import COUNTS_GPUS, PREPARES, Found, Script, Step, evaluate
+from trainkit.convert.shell.evaluating import COUNTS_GPUS, PREPARES, EvaluatedScript, Script, Step, evaluate
 from trainkit.convert.shell.rewriting import END, RANKS, START, WHOLE, UnreadError, is_open, names_in
 from trainkit.errors import UsageError
 from trainkit.tools.base.draft import Draft, argv_origin
@@ -67,7 +67,7 @@ def read_shell(script: Script, at_line: int | None = None) -> ShellCommand:
                 return ShellCommand(words, "", OpenParts(), [])
     place = f"{script.path}: " if script.path else ""
     if "\0" in script.text:
-        raise UsageError(f"{place}a NUL byte is in it, so it is no text", hint="save it as UTF-8 text")
+        raise UsageError(f"{place}it has a NUL byte, so it is not text", hint="save it as UTF-8 text")
     if is_open(script.text):
         raise UsageError(f"{place}private letters of Unicode are in it", hint="leave them out")
     if len(script.text) > MOST:
@@ -91,7 +91,7 @@ def read_shell(script: Script, at_line: int | None = None) -> ShellCommand:
 class _Reading:
     """From what Bash would have started to the command that is imported."""
 
-    def __init__(self, script: Script, found: Found, at_line: int | None) -> None:
+    def __init__(self, script: Script, found: EvaluatedScript, at_line: int | None) -> None:
         self.script, self.found, self.at_line = script, found, at_line
         self.opened = OpenParts(dict(enumerate(found.text.opened)))
         self.remarks: dict[str, None] = {}

@@ -127,7 +127,7 @@ class Step:
 
 
 @dataclass
-class Found:
+class EvaluatedScript:
     """steps: in their order. text: what it was made of. known: variables of the caller's that decide something.
 
     uncertain: sites of commands on whose exit code something depends.
@@ -153,7 +153,7 @@ class _NeededError(Exception):
         self.names, self.line = names, line
 
 
-def evaluate(script: Script) -> Found:
+def evaluate(script: Script) -> EvaluatedScript:
     """What the script starts. Raises UnreadError where that is not certain.
 
     A variable of the caller's stays open until it decides something; then the script is evaluated again with its value.
@@ -214,12 +214,12 @@ class _Bash:
         self, script: Script, rewriter: Rewriter, known: Mapping[str, str | None], failing: int | None = None
     ) -> None:
         self.script, self.rewriter, self.known, self.failing = script, rewriter, known, failing
-        self.found = Found(rewriter, known)
+        self.found = EvaluatedScript(rewriter, known)
         self.printed: dict[int, int] = {}
         self.changes: list[_Change] = []
         self.errors = bytearray()
 
-    def run(self) -> Found:
+    def run(self) -> EvaluatedScript:
         """Evaluate. Raises UnreadError and _NeededError."""
         bash = shutil.which("bash")
         if bash is None:
@@ -378,7 +378,7 @@ class _Bash:
         """A file that the script reads."""
         self.on_seen(at, folder, path)
         if (found := self.inside(folder, path)) is None:
-            raise UnreadError(at.line, f"it reads {path}, and that is no file here")
+            raise UnreadError(at.line, f"it reads {path}, which is not a file here")
         return 0, str(found)
 
     def on_script(self, at: Site, place: str, folder: str, path: str) -> Answer:

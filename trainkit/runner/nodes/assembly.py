@@ -375,7 +375,7 @@ def listen(host: str, ports: Sequence[int], say: Say) -> list[socket.socket]:
             try:
                 found = [begun.enter_context(each) for each in _servers(addresses, port)]
                 if not found:
-                    reason = why or f"{host} is {', '.join(addresses)}, which is no address of this machine"
+                    reason = why or f"{host} is {', '.join(addresses)}, not an address of this machine"
                     say(f"node 0 listens on all addresses of this machine: {reason}")
                     both = socket.has_dualstack_ipv6()
                     family = socket.AF_INET6 if both else socket.AF_INET

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit.files import open_regular, read_json_lines
 from trainkit.launch_plan.model import Card
-from trainkit.machine.gpus import Asked
+from trainkit.machine.gpus import NvmlQueries
 
 # NVML's utilization is a mean over a sixth of a second to one second: sampling more often would show nothing more.
 EVERY_SECONDS = 1.0
@@ -71,7 +71,7 @@ class GpuWatch:
 
     def sample(self) -> list[dict[str, Any]]:
         """Sample every GPU once."""
-        found, ask = [], Asked(self._nvml)
+        found, ask = [], NvmlQueries(self._nvml)
         for rank, uuid, handle in self._handles:
             # Not every GPU supports every query: MIG instances have no utilization.
             memory, busy = ask.memory(handle), ask.maybe("nvmlDeviceGetUtilizationRates", handle)

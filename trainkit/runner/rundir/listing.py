@@ -127,7 +127,7 @@ def remove(layout: RunLayout) -> None:
 
 
 def clear_uploads(run: RunLayout) -> None:
-    """Remove what killed uploads to the Hub have left behind (trainkit/trainer/checkpoint/pushing.py).
+    """Remove what killed uploads to the Hub have left behind (trainkit/trainer/checkpoint/uploads.py).
 
     If every checkpoint is to be uploaded, the missing ones stay: the next attempt uploads them.
     """

@@ -13,7 +13,7 @@ from trainkit.recipe.assignment import Assignment, layer_of
 from trainkit.recipe.flags import flags
 from trainkit.recipe.interpolation import REFERENCE, interpolated
 from trainkit.recipe.layer import Page, page
-from trainkit.recipe.paths import Files, absolute
+from trainkit.recipe.paths import FileChecks, absolute
 from trainkit.recipe.secrets import mask_line
 from trainkit.recipe.short_flags import Use
 from trainkit.recipe.validate import validate_layer
@@ -104,7 +104,7 @@ class ImportContext:
     arguments that stay the program's, even where a setting of the recipe says the like.
     """
 
-    files: Files
+    files: FileChecks
     cwd: str
     environ: Mapping[str, str] = field(default_factory=dict)
     public: Collection[str] = ()

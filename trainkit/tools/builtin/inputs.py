@@ -167,7 +167,7 @@ def _unknown(resolved: Resolved, name: str, asked: Asked) -> Iterator[Diagnostic
     key = "model.path" if path is not None else "model.architecture"
     what, why = f"the config.json of {path} has no model_type, which says what the model is", ""
     if name:
-        what = f"{name} is no model of transformers {asked.packages.get('transformers')}"
+        what = f"{name} is not a model of transformers {asked.packages.get('transformers')}"
         why = "model_type in its config.json" if path else ""
     hint = did_you_mean(name, asked.architectures, "choose a model of transformers, or a release of it that has it")
     if resolved.described.model.get("auto_map"):
@@ -178,7 +178,7 @@ def _unknown(resolved: Resolved, name: str, asked: Asked) -> Iterator[Diagnostic
 
 def _what(name: str, task: str, tasks: Sequence[str]) -> str:
     if task == WRITING:
-        return f"{name} is no encoder-decoder of texts"
+        return f"{name} is not an encoder-decoder for text"
     if WRITING in tasks and task == "causal_lm":
         return f"{name} is an encoder-decoder, which writes a target for a source and continues no text"
     return f"{name} is not made for it"

@@ -80,7 +80,7 @@ def decode_arguments(value: Any, name: str) -> Settings | Unsupported:
         argument, equals, text = (word.strip() for word in part.partition("="))
         document = compose(text)
         if not ours or not equals or not argument.isidentifier() or argument in found or document.errors:
-            return Unsupported(f"{part!r} is no argument of {name}", "write it as name=value,name=value")
+            return Unsupported(f"{part!r} is not an argument of {name}", "write it as name=value,name=value")
         found[argument] = document.tree
     return {f"optimizer.{ours.get(each, f'args.{each}')}": value for each, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""Checkpoints as folders that others read: whole weights, or adapters alone, with what the Hub wants beside them."""
+"""Checkpoints exported for other tools: full weights, or only adapters; optionally with files for the Hub."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 
 
 def export(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False) -> None:
-    """Make the folder with the weights in 32 bits and the model's settings; it appears whole or not at all.
+    """Write a folder with the weights in 32 bits and the model's settings; it appears complete or not at all.
 
-    trusted: run the code that the run names as its model. for_hub: with a model card and the run's tokenizer.
+    trusted: run the model code that the run names. for_hub: add a model card and the run's tokenizer.
     """
     model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     if recipe.peft.kind == "lora":
         merge_adapters(model)
     if bits := quantized_bits(recipe):
-        what = f"the base model was in {bits} bits: what is written is what they stand for, in 32 bits"
+        what = f"the base model was quantised to {bits} bits: its weights are written dequantised, in 32 bits"
         sys.stderr.write(f"note: {what}, with the adapters merged in\n")
-    inner: Any = getattr(model, "inner", model)  # by its own names: it knows nothing of what we put around it
+    inner: Any = getattr(model, "inner", model)  # with its own parameter names, without those of our wrapper
     with _whole(destination) as folder:
-        if recipe.model.kind == "hf":  # weights and config.json as `from_pretrained` reads them
+        if recipe.model.kind == "hf":  # weights and config.json for `from_pretrained`
             inner.save_pretrained(folder)
         else:
             tensors: dict[str, Tensor] = {}
             seen: set[int] = set()
             for name, tensor in inner.state_dict().items():
-                # Tied weights share memory, and safetensors takes no tensors that overlap.
+                # Tied weights share memory, and safetensors does not allow tensors that overlap.
                 memory = tensor.untyped_storage().data_ptr()
                 tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
                 seen.add(memory)
@@ -80,17 +80,17 @@ def export(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hu
 
 
 def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False) -> None:
-    """Make the folder with the adapters alone, in peft's format. TrainingError for a run without adapters."""
+    """Write a folder with only the adapters, in peft's format. TrainingError for a run without adapters."""
     recipe = _recipe(checkpoint)
     if recipe.peft.kind != "lora":
         raise TrainingError(
-            f"{checkpoint} is of a run without adapters (peft.kind: {recipe.peft.kind})",
-            hint="leave --adapter out: its weights are exported whole",
+            f"{checkpoint} belongs to a run without adapters (peft.kind: {recipe.peft.kind})",
+            hint="leave --adapter out to export the full weights",
         )
     model, recipe, manifest = trained_model(checkpoint, trusted=trusted, base=False)
     with _whole(destination) as folder:
         write_adapters(model, recipe, folder, manifest["step"])
-        if recipe.model.kind != "hf":  # peft names a model's folder, which ours has not
+        if recipe.model.kind != "hf":  # peft writes the path of the base model, which ours does not have
             _write_config(recipe, manifest, folder)
         if for_hub:
             complete_for_hub(folder, recipe, manifest)
@@ -98,7 +98,7 @@ def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = Fals
 
 @contextlib.contextmanager
 def _whole(destination: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when all is in it."""
+    """A folder to fill; it gets its final name once it is complete."""
     scratch = destination.with_name(f".{destination.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -114,7 +114,7 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
         "model_type": f"trainkit-{recipe.model.kind}",
         "model": recipe.model.model_dump(mode="json", by_alias=True),
         "sequence_length": recipe.data.sequence_length,
-        "seed": recipe.train.seed,  # of which the weights were drawn that adapters belong to
+        "seed": recipe.train.seed,  # the seed from which the adapters' base weights were drawn
         "step": manifest["step"],
         "training_digest": manifest["training_digest"],
     }
@@ -124,20 +124,20 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
 def trained_model(
     checkpoint: Path, *, trusted: bool = False, base: bool = True
 ) -> tuple[Model, Recipe, dict[str, Any]]:
-    """The model with a checkpoint's weights and adapters, the recipe, the manifest. TrainingError if it is damaged.
+    """The model with a checkpoint's weights and adapters, the recipe and the manifest. TrainingError if it is damaged.
 
-    base: False for adapters without the weights that they are beside, which are then neither read nor held.
+    base: False to leave out the base weights of adapters: they are then neither read nor kept in memory.
     """
     manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
     if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
         raise TrainingError(
-            f"{checkpoint} is of a run whose model is code of its own: model.target {recipe.model.target}",
-            hint="--trust-code imports and calls it; say so only where you trust whoever made the run directory",
+            f"{checkpoint} belongs to a run whose model is custom code: model.target {recipe.model.target}",
+            hint="--trust-code imports and runs that code: use it only if you trust the author of the run directory",
         )
     refuse_damaged(checkpoint, manifest, World())
-    # A class of the user's own may do with its weights what it likes, so that it has to have some.
+    # A user's own class may do anything with its weights, so that they must exist.
     if base or isinstance(recipe.model, TargetModel):
-        seed_generators(recipe.train.seed)  # adapters were put beside the weights that it draws
+        seed_generators(recipe.train.seed)  # the base weights of adapters are drawn from the seed
         model = MODELS[recipe.model.kind](recipe)
         if recipe.model.kind == "hf":  # in the format of precision.weights
             model.float()
@@ -154,8 +154,9 @@ def trained_model(
         load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora", base=base)
     except TrainkitError:
         raise
-    except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
-        raise TrainingError(f"{checkpoint} does not hold the weights of its run's model: {reason(error)}") from error
+    # torch and DeepSpeed raise any exception for files that they did not write
+    except (Exception, CheckpointException) as error:
+        raise TrainingError(f"{checkpoint} does not contain the weights of its run's model: {reason(error)}") from error
     return model, recipe, manifest
 
 
@@ -164,13 +165,13 @@ def _recipe(checkpoint: Path) -> Recipe:
 
 
 def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool, base: bool = True) -> None:
-    """Fill a model with what `ranks` ranks saved. UnpicklingError for more than data, others for another model.
+    """Load what `ranks` ranks saved into a model. UnpicklingError for more than plain data, others for another model.
 
-    adapts: whether frozen weights may not be among it; then they stay as they are. base: whether they are wanted.
+    adapts: whether frozen weights may be missing; then they stay as they are. base: whether they are wanted.
     """
     least = kept_tensors(model) if adapts else {}
     if (checkpoint / STATE).is_dir():
-        with quiet(), only_data():  # torch puts the shards together itself
+        with quiet(), only_data():  # torch assembles the shards itself
             reader = StateReader(checkpoint / STATE)
             saved = reader.read_metadata().state_dict_metadata
             weights = {
@@ -190,10 +191,10 @@ def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool
 
 
 def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
-    """Every parameter and buffer by its name, in 32 bits, put together from DeepSpeed's own files."""
+    """Every parameter and buffer by its name, in 32 bits, assembled from DeepSpeed's own files."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
 
-    # Mapped, not read: the optimizer state beside the weights takes several times their memory, and is not looked at.
+    # Memory-mapped: the optimizer state in the same files is several times larger than the weights, and is not needed.
     read = partial(torch.load, map_location="cpu", mmap=True, weights_only=True)
     numbered = ((_SHARD.search(path.name), path) for path in (checkpoint / TAG).glob("*_optim_states.pt"))
     shards = sorted((int(number[1]), path) for number, path in numbered if number)  # by rank
@@ -203,13 +204,13 @@ def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
         return {**module["module"], **_joined(saved, module)}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
-    # At stage 1, DeepSpeed (engine.py, save_frozen_param) has kept what is frozen in the whole module alone.
+    # At stage 1, DeepSpeed (engine.py, save_frozen_param) keeps frozen parameters only in the full module's state.
     return {**module["module"], **weights} if saved[0]["zero_stage"] == 1 else weights
 
 
 def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """What DeepSpeed's reader takes for no checkpoint of ZeRO: stage 1 in bf16, whose optimizer is another class."""
-    # runtime/bf16_optimizer.py, state_dict: each rank has its slice of each flat group of parameters, which follow one
+    """Weights of ZeRO stage 1 in bf16, which uses another optimizer class: DeepSpeed's own reader refuses that."""
+    # runtime/bf16_optimizer.py, state_dict: each rank has a slice of each flat group of parameters, which follow one
     # another in the order of `param_shapes`.
     weights: dict[str, Tensor] = {}
     for group, shapes in enumerate(module["param_shapes"]):
@@ -223,7 +224,7 @@ def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mappin
 
 
 def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Add to a folder of exported weights, or adapters, what their readers look for on the Hub."""
+    """Add the files that readers on the Hub expect to a folder of exported weights or adapters."""
     base = recipe.model.path if isinstance(recipe.model, HfModel) else None
     adapters = folder / lora.CONFIG
     if adapters.exists():
@@ -237,7 +238,7 @@ def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> 
 
 
 def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters: bool) -> str:
-    """The model card: metadata of the Hub's in front (hub docs, model cards), then what was trained, and how long.
+    """The model card: the Hub's metadata (hub docs, model cards), then what was trained, and for how long.
 
     path: the folder of the base model, if there is one.
     """

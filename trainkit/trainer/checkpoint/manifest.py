@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: whose it is, and size and checksum of every file.
+"""The manifest of a checkpoint: the run it belongs to, and the size and checksum of every file.
 
-A folder without one is no checkpoint. The files beside it are the strategy's own, and `generators-<rank>.json`, the
+A folder without one is not a checkpoint. The other files are the strategy's own, and `generators-<rank>.json`, the
 states of each rank's generators.
 """
 
@@ -31,12 +31,12 @@ class Identity:
     strategy: str
     world_size: int
     training_digest: str
-    tokenizer: str = ""  # fingerprint of how text was cut; the digest knows only the folder's name
-    base: str = ""  # fingerprint of the model that adapters, which alone are saved, belong to; empty without adapters
+    tokenizer: str = ""  # fingerprint of the tokenizer; the digest covers only its folder's name
+    base: str = ""  # fingerprint of the base model, if only adapters are saved; empty without adapters
 
 
 def complete(root: Path) -> list[Path]:
-    """The complete checkpoints under a folder, oldest first: the manifest is what makes one complete."""
+    """The complete checkpoints under a folder, oldest first: a checkpoint is complete if it has a manifest."""
     return sorted(path.parent for path in root.glob(f"step-*/{MANIFEST}"))
 
 
@@ -45,7 +45,7 @@ def newest(root: Path) -> Path | None:
 
 
 def generators_file(folder: Path, rank: int) -> Path:
-    """Where a checkpoint has the states of a rank's generators; they were pickled once."""
+    """The file with the states of a rank's generators; older releases pickled them."""
     old = folder / f"generators-{rank}.pickle"
     return old if old.exists() else old.with_suffix(".json")
 
@@ -62,7 +62,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise TrainingError(f"{folder} is not a checkpoint of trainkit: its {MANIFEST} is not a JSON object")
     if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
         what = f"the checkpoint {folder} is damaged: its {MANIFEST} was changed after it was written"
-        raise TrainingError(what, hint="take an older checkpoint")
+        raise TrainingError(what, hint="use an older checkpoint")
     wrong = [name for name, kind in CONTENT.items() if type(manifest.get(name)) is not kind]
     wrong += [name for name in ("step", "world_size") if name not in wrong and not 0 <= manifest[name] < MOST_STEPS]
     if not isinstance(manifest.get("best", {}), dict):
@@ -71,29 +71,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         wrong.append("stream")
     if wrong:
         what = f"{folder} is not a checkpoint of trainkit: its {MANIFEST} lacks {', '.join(wrong)}"
-        raise TrainingError(what, hint="name a folder that a run has saved, `<run>/checkpoints/step-<8 digits>`")
+        raise TrainingError(what, hint="name a checkpoint of a run: `<run>/checkpoints/step-<8 digits>`")
     return manifest
 
 
 def refuse_other_base(folder: Path, manifest: Mapping[str, Any], base: str) -> None:
-    """TrainingError where a checkpoint holds adapters alone, and of another model than the one of this fingerprint."""
+    """TrainingError if a checkpoint holds only adapters, and their base model has another fingerprint."""
     saved = manifest.get("base", "")
     if saved and saved != base:
         model = "this run's base model is another one" if base else "this run has none (peft.kind: none)"
         raise TrainingError(
-            f"the checkpoint {folder} holds adapters without the model that they were trained beside: {model}",
-            hint="name that model, in the same place and state, and peft as it was",
+            f"the checkpoint {folder} holds adapters without their base model: {model}",
+            hint="name the same base model, unchanged, with the same peft settings",
         )
 
 
 def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> None:
-    """TrainingError that names every file whose size or checksum is not the manifest's, and whatever is no file."""
-    # Only files and folders, and no links: others may never end, or lead away.
+    """TrainingError that names every file with a size or checksum other than the manifest's, and every non-file."""
+    # Only files and folders: a pipe may never end, and a link may lead elsewhere.
     if odd := [each for each in folder.rglob("*") if each.is_symlink() or not (each.is_file() or each.is_dir())]:
         names = ", ".join(str(each.relative_to(folder)) for each in odd)
         raise TrainingError(
             f"the checkpoint {folder} is not read: {names} is a link, or neither a file nor a folder",
-            hint="take one that trainkit has written; copy one of links (in the Hub's cache) with cp -rL",
+            hint="use one that trainkit has written; copy one that consists of links (in the Hub's cache) with cp -rL",
         )
     named = manifest["files"]
     present = [folder / name for name, facts in named.items() if _has_size(folder, name, facts)]
@@ -101,13 +101,13 @@ def refuse_damaged(folder: Path, manifest: Mapping[str, Any], world: World) -> N
     damaged = [name for name, facts in named.items() if actual.get(name) != facts]
     if damaged:
         raise TrainingError(
-            f"the checkpoint {folder} is damaged: {', '.join(damaged)} is not what its manifest says",
-            hint="take an older checkpoint",
+            f"the checkpoint {folder} is damaged: {', '.join(damaged)} does not match its manifest",
+            hint="use an older checkpoint",
         )
 
 
 def _has_size(folder: Path, name: str, facts: object) -> bool:
-    """Whether a file is there, inside the folder, in the manifest's size: only then its checksum is worth the time."""
+    """Whether a file exists inside the folder with the manifest's size: only then is its checksum worth the time."""
     inside = ".." not in Path(name).parts and not Path(name).is_absolute() and "\0" not in name
     if not (inside and isinstance(facts, dict) and (folder / name).is_file()):
         return False
@@ -117,9 +117,9 @@ def _has_size(folder: Path, name: str, facts: object) -> bool:
 def described_files(
     folder: Path, world: World, chosen: Iterable[Path] | None = None, *, flushed: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file; the ranks share the reading. chosen: of these alone.
+    """Size and SHA-256 of every file; the ranks share the reading. chosen: only of these.
 
-    flushed: once the disk has their contents.
+    flushed: first wait until the disk has their contents.
     """
     every = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     paths = sorted(every if chosen is None else chosen)
@@ -128,7 +128,7 @@ def described_files(
         if flushed:
             flush(path)
         with path.open("rb") as file:
-            # It lets go of the interpreter's lock, so that the training goes on beside a thread that saves.
+            # Hashing releases the interpreter's lock, so that training continues beside a saving thread.
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         mine[str(path.relative_to(folder))] = {"size": path.stat().st_size, "sha256": digest}
     shares: list[dict[str, dict[str, Any]]] = gather_from_ranks(mine, world)
@@ -136,7 +136,7 @@ def described_files(
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk has a file's content, or a folder's entries."""
+    """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -145,7 +145,7 @@ def flush(path: Path) -> None:
 
 
 def underlying(error: BaseException) -> BaseException:
-    """The cause; torch wraps that of the first rank that failed."""
+    """The cause; torch wraps the error of the first rank that failed."""
     failures = getattr(error, "failures", None)
     cause: BaseException = next(iter(failures.values()))[0] if failures else error
     return cause

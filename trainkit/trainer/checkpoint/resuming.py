@@ -1,4 +1,4 @@
-"""Resume: a checkpoint found, verified against its manifest, and read into a run."""
+"""Resume: find a checkpoint, verify it against its manifest, and load it into the run."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logging.getLogger("trainkit.trainer")
 
 
 def resume(parts: Parts, *, restarted: bool) -> int:
-    """Load the checkpoint that this run starts from, if any, and return the steps that are already done."""
-    # After an elastic restart it is this run's own newest one; before it has one, the plan's.
+    """Load the checkpoint that this run starts from, if any, and return the number of finished steps."""
+    # After an elastic restart it is this run's own newest checkpoint, if it has one; else the plan's.
     folder, root = parts.settings.resume, parts.checkpoints.root
     if restarted and root is not None:
-        # One rank looks for all: a shared folder may not look the same to every node at once.
+        # One rank looks for all: nodes may see different states of a shared folder.
         folder = gather_from_ranks(newest(root), parts.world)[0] or folder
     if folder is None:
         return 0
@@ -54,28 +54,28 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     return step
 
 
-def _resume_stream(parts: Parts, bookmark: str, step: int, saved: float) -> None:
-    """Have a stream begin near the first sample after a step. TrainingError where its bookmark is damaged.
+def _resume_stream(parts: Parts, loader_state: str, step: int, saved: float) -> None:
+    """Start a stream near the first sample after a step. TrainingError if its loader_state is damaged.
 
     saved: when the checkpoint was written, in seconds since the epoch.
     """
     stream = parts.source.stream
     if stream is None:
         return
-    if bookmark and stream.go_on(bookmark, step * parts.settings.batch.global_):
+    if loader_state and stream.go_on(loader_state, step * parts.settings.batch.global_):
         newer = stream.written_after(saved) if parts.world.rank == 0 else ()
         if newer:
             which, were = listed([str(path) for path in newer]), "were" if len(newer) > 1 else "was"
-            why = "head, middle and end are as before, and no more is looked at: other rows are other samples"
+            why = "head, middle and end are unchanged, and nothing else was compared: other rows are other samples"
             log.warning("%s %s written after the checkpoint: %s", which, were, why)
         return
     if parts.world.rank == 0:
-        why = "is of other data, or of another batch" if bookmark else "has no place in streamed data"
-        log.warning("the checkpoint %s: all that %d steps take is read first, from the beginning", why, step)
+        why = "belongs to other data, or to another batch" if loader_state else "has no position in streamed data"
+        log.warning("the checkpoint %s: the samples of the first %d steps are read again first", why, step)
 
 
 def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> dict[str, Any]:
-    """Restore a checkpoint and return its manifest. TrainingError names what does not fit or is damaged."""
+    """Restore a checkpoint and return its manifest. TrainingError names what does not match or is damaged."""
     manifest = read_manifest(folder)
     obstacle = unreadable(manifest["strategy"], manifest["world_size"], identity.strategy, identity.world_size)
     if obstacle:
@@ -91,22 +91,23 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
             restore_generator_states(read_whole(generators_file(folder, world.rank)))
     except TrainingError:
         raise
-    except (Exception, CheckpointException) as error:  # torch and DeepSpeed raise anything over what they did not write
+    # torch and DeepSpeed raise any exception for files that they did not write
+    except (Exception, CheckpointException) as error:
         if isinstance(underlying(error), UnpicklingError):
             raise TrainingError(
-                f"the checkpoint {folder} holds more than data, and is not read: {reason(error)}",
-                hint="take one that trainkit has written, with an optimizer whose state is tensors and numbers",
+                f"the checkpoint {folder} is refused, because it holds more than plain data: {reason(error)}",
+                hint="use one that trainkit has written, with an optimizer whose state is tensors and numbers",
             ) from error
         raise TrainingError(
-            f"the checkpoint {folder} is of another model, optimizer or precision: {reason(error)}",
+            f"the checkpoint {folder} belongs to another model, optimizer or precision: {reason(error)}",
             hint="resume with the settings that saved it",
         ) from error
     if manifest["world_size"] != world.size:
-        # These ranks have no states to go on from; neither do they start over with those of step 0.
+        # These ranks have no saved states; they must not reuse those of step 0 either.
         seed_generators(derived_seed(torch.initial_seed(), "resumed", manifest["step"], world.rank))
-    # Only a checkpoint that is named by its path can be of other settings: `auto` looks for the same ones.
+    # Only a checkpoint given by its path can have other settings: `auto` looks for the same ones.
     if world.rank == 0 and manifest["training_digest"] != identity.training_digest:
-        log.warning("%s was saved under other training settings; training goes on with this run's", folder)
+        log.warning("%s was saved with other training settings; training continues with this run's", folder)
     if world.rank == 0 and manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer:
-        log.warning("%s was saved with another tokenizer: its weights know other token ids", folder)
+        log.warning("%s was saved with another tokenizer, so its weights expect other token ids", folder)
     return manifest

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, then checksummed behind the training, and published whole by one rename."""
+"""Checkpoints: written to a temporary folder, checksummed in the background, and published by one rename."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from trainkit.files import refuse_links, remove_tree
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.checkpoint.manifest import Identity, complete, described_files, flush, generators_file, reason
-from trainkit.trainer.checkpoint.pushing import Pushes
+from trainkit.trainer.checkpoint.uploads import Uploads
 from trainkit.trainer.distributed import barrier, gather_from_ranks
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
 
 log = logging.getLogger("trainkit.trainer")
-# torch's words for a file that does not take what it writes say nothing of the reason.
+# torch's messages for a failed write do not give the reason.
 _OF_WRITER = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter")
-PROBE = 1 << 16  # bytes: more than is left in a file's last block
+PROBE = 1 << 16  # bytes: more than fits into the rest of a file's last block
 
 
 def refused_write(folder: Path) -> str | None:
-    """Why a file of a few kilobytes cannot be written into a folder; None where it can."""
+    """Why a file of a few kilobytes cannot be written into a folder; None if it can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(PROBE))
@@ -54,9 +54,9 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def _make_scratch(scratch: Path) -> None:
-    """A folder beside the checkpoints; in the run directory itself, for a link in its place may lead to another run.
+    """Create a temporary folder beside the checkpoints; in the run directory itself, never through a link.
 
-    A run directory that was removed meanwhile is made anew: what the run has learned is not to go with it.
+    A run directory that was removed during the run is created again, so that the trained weights are not lost.
     """
     root = scratch.parent
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -70,11 +70,11 @@ def _make_scratch(scratch: Path) -> None:
 
 
 class Checkpoints:
-    """Those of a run, in one folder for all ranks. root: None where not all of them can see it.
+    """The checkpoints of a run, in one folder for all ranks. root: None if not all ranks can see it.
 
-    The training waits for what the strategy writes, or with `checkpoint.asynchronous` for a copy in memory; a thread
-    does the rest: it writes the copy, reads what was written for the checksums, waits for the disk and publishes. At
-    most one checkpoint is on its way; the next one, and the end, wait for it.
+    Training waits while the strategy writes, or with `checkpoint.asynchronous` for a copy in memory. A thread does the
+    rest: it writes the copy, computes the checksums from the files, waits for the disk and publishes. At
+    most one checkpoint is in progress; the next one, and the end, wait for it.
     """
 
     def __init__(self, settings: Settings, root: Path | None, identity: Identity, world: World) -> None:
@@ -85,7 +85,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._on_its_way: Future[object] | None = None
         repo = asked.push_to_hub.repo
-        self.pushes = Pushes(settings, repo) if repo is not None and world.rank == 0 else None
+        self.pushes = Uploads(settings, repo) if repo is not None and world.rank == 0 else None
 
     def save(
         self,
@@ -94,21 +94,21 @@ class Checkpoints:
         *,
         best: Mapping[str, Any] | None = None,
         spared: int | None = None,
-        bookmark: str = "",
+        loader_state: str = "",
     ) -> None:
         """Write and publish the checkpoint of a step. Called on every rank.
 
-        best: of the evaluations, for the manifest. spared: the step of a checkpoint that stays with the newest.
-        bookmark: of the step's batch, where its data is a stream.
+        best: of the evaluations, for the manifest. spared: the step of a checkpoint that is kept beside the newest.
+        loader_state: of the step's batch, if the data is a stream.
         """
         self.wait()
         if self._world.group is None and dist.is_initialized():
-            # The ranks' threads meet in a group of their own, for the training's collectives go on meanwhile.
+            # The threads use a separate process group, because the training's collectives go on at the same time.
             self._world = replace(self._world, group=dist.new_group(backend="gloo", timeout=self._timeout))
         content = {"step": step, **asdict(self.identity), "best": best or {}}
-        content |= {"stream": bookmark} if bookmark else {}
+        content |= {"stream": loader_state} if loader_state else {}
         put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save
-        # The generators' states are taken here, before the next step draws from them.
+        # The generators' states are copied here, before the next step draws from them.
         write = partial(self._write, step, put, generator_states())
         finish = partial(self._finish, content, spared)
         if self._later:
@@ -117,27 +117,30 @@ class Checkpoints:
             self._on_its_way = self._thread.submit(finish)
 
     def wait(self) -> None:
-        """Until nothing is on its way; raises what went wrong with it."""
+        """Wait until no checkpoint is in progress; raises its error."""
         pending, self._on_its_way = self._on_its_way, None
         if pending is not None:
             pending.result()
 
     @contextmanager
     def outlasting_failure(self) -> Iterator[None]:
-        """When what is inside fails, the checkpoint on its way is still finished: it is of a sound step before."""
+        """If the block fails, the checkpoint in progress is still finished: it belongs to an earlier, sound step."""
         try:
             yield
         except Exception:
             try:
                 self.wait()
             except Exception as error:  # noqa: BLE001 - the run has failed of something else
-                log.warning("the checkpoint on its way is lost too: %s", error)
+                log.warning("the checkpoint in progress is lost too: %s", error)
             if self.pushes is not None:
                 self.pushes.abandon()
             raise
 
     def _write(self, step: int, put: Callable[[Path], None], generators: bytes) -> bool:
-        """A checkpoint's files, aside; False if it is there already. put: writes this rank's state into a folder."""
+        """Write a checkpoint's files to the temporary folder; False if it exists already.
+
+        put: writes this rank's state.
+        """
         assert self.root is not None
         root, world, scratch = self.root, self._world, self._scratch(step)
         with self._explained(step):
@@ -145,19 +148,20 @@ class Checkpoints:
             if any(gather_from_ranks((step_folder(root, step) / MANIFEST).exists(), world)):
                 return False
             if world.rank == 0:
-                refuse_links(root.parent)  # once more: the ranks have waited for one another
-                for leftover in root.glob(".tmp-*"):  # of an attempt that was killed while it wrote
+                refuse_links(root.parent)  # once more, because the ranks have waited for one another
+                for leftover in root.glob(".tmp-*"):  # left by an attempt that was killed while writing
                     remove_tree(leftover)
                 _make_scratch(scratch)
             barrier(world)
-            # Between the barriers, for no rank writes before the folder is there, and then rank 0 lists what all wrote.
-            refuse_links(root.parent)  # and again: DeepSpeed makes every folder that is missing
+            # Between barriers: no rank writes before the folder exists, and rank 0 lists the files after all have
+            # written.
+            refuse_links(root.parent)  # again, because DeepSpeed creates every missing folder
             put(scratch)
             generators_file(scratch, world.rank).write_bytes(generators)
         return True
 
     def _finish(self, content: Mapping[str, Any], spared: int | None) -> None:
-        """What was written becomes the checkpoint of a manifest, once its checksums are known and the disk has it."""
+        """Turn the written files into a checkpoint: checksums, wait for the disk, manifest, publish."""
         world, step = self._world, content["step"]
         with self._explained(step):
             barrier(world)
@@ -174,7 +178,7 @@ class Checkpoints:
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """TrainingError where a checkpoint cannot be written: why, as this rank sees it. What was begun is removed."""
+        """Turn a failed write into a TrainingError with this rank's reason, and remove the incomplete files."""
         try:
             yield
         except (OSError, RuntimeError, CheckpointException) as error:  # torch raises RuntimeError on a full disk
@@ -182,42 +186,42 @@ class Checkpoints:
             root = scratch.parent
             refused = refused_write(scratch if scratch.exists() else root)
             if refused is None and not isinstance(error, OSError) and (known := refusal(error)):
-                # What was begun is left to the rank that failed: another may still be about to finish it.
+                # The failed rank removes the incomplete files: another may still be finishing its part.
                 what = f"the checkpoint of step {step} is not finished: {known[0]}"
                 raise TrainingError(what, hint=known[1]) from error
             free = shutil.disk_usage(root).free / 2**20 if root.exists() else 0
-            if not root.parent.is_symlink():  # to somebody else's folder
+            if not root.parent.is_symlink():  # to another run's folder
                 shutil.rmtree(scratch, ignore_errors=True)
             why = reason(error) if isinstance(error, OSError) or refused is None else refused
-            if refused is None and _OF_WRITER.search(why):  # another rank has made room meanwhile by what it removed
-                why = f"the disk did not take what torch wrote: No space left on device, or a fault of the disk ({why})"
+            if refused is None and _OF_WRITER.search(why):  # another rank has just freed space by removing its files
+                why = f"torch's write failed: No space left on device, or a disk error ({why})"
             raise TrainingError(
                 f"the checkpoint of step {step} cannot be written to {root} ({free:.0f} MiB free): {why}",
-                hint="those saved before are whole; make room, or point output.root at another disk",
+                hint="earlier checkpoints are intact; free space, or set output.root to another disk",
             ) from error
 
     def _publish(self, scratch: Path, manifest: Mapping[str, Any], spared: int | None) -> None:
-        """Give the folder its name once the disk has everything: a power cut leaves a whole checkpoint or none."""
+        """Rename the folder once everything is on disk: after a power cut there is a complete checkpoint or none."""
         final = step_folder(scratch.parent, manifest["step"])
         ranks = range(self._world.size)
         elsewhere = [str(rank) for rank in ranks if not generators_file(scratch, rank).exists()]
         if elsewhere:
             raise TrainingError(
-                f"{scratch} is not one folder for all ranks: what {', '.join(elsewhere)} wrote is not there",
+                f"{scratch} is not one folder for all ranks: the files of {', '.join(elsewhere)} are missing",
                 hint="set output.root to a folder that all nodes share",
             )
         (scratch / MANIFEST).write_text(json.dumps({**manifest, "checksum": checksum(manifest)}, indent=1))
-        # The other files are flushed already, but not the folders' entries for them.
+        # The other files are flushed already, but not the folders' entries.
         for path in (scratch / MANIFEST, *(path for path in scratch.rglob("*") if path.is_dir()), scratch):
             flush(path)
-        refuse_links(final.parent.parent)  # once more: writing takes a while
-        if final.exists():  # a folder without a manifest: not a checkpoint
+        refuse_links(final.parent.parent)  # again, because writing takes a while
+        if final.exists():  # a folder without a manifest is not a checkpoint
             remove_tree(final)
         scratch.rename(final)
-        flush(final.parent)  # only now may an older one go
+        flush(final.parent)  # only now may an older one be removed
         stays = step_folder(final.parent, spared) if spared is not None else None
-        # A link that has taken the folder's place may lead to more disk, or to checkpoints of somebody else.
+        # The folder may be a link by now: to another disk, or to another run's checkpoints.
         removes = self._keep and not final.parent.is_symlink()
         for path in complete(final.parent)[: -self._keep] if removes else []:
-            if path != stays:  # renamed before: never half a checkpoint under its own name
+            if path != stays:  # renamed first, so that an incomplete folder never has a checkpoint's name
                 shutil.rmtree(path.rename(path.with_name(f".tmp-old-{path.name}")))

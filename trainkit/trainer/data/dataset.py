@@ -17,8 +17,17 @@ from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.recipe.schema.data import Mixed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.rows import RowReader, Rows, source_of_rows
-from trainkit.trainer.data.shards import START, TABLES, RawRow, Row, ShardPosition, check_shard, chosen_files, rows_of
-from trainkit.trainer.data.source import Batch, Form, Labels, Samples, Source, reading
+from trainkit.trainer.data.shards import (
+    START,
+    TABLES,
+    RawRow,
+    ShardPosition,
+    SourceRow,
+    check_shard,
+    chosen_files,
+    rows_of,
+)
+from trainkit.trainer.data.source import Batch, BatchFormat, Labels, Samples, Source, reading
 from trainkit.trainer.data.streaming import RowStream, Sample, Shards, Windows, batch_of, samples_of
 from trainkit.trainer.randomness import derived_seed
 
@@ -30,7 +39,7 @@ _APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceFiles:
     """The files of one source, looked at. held_out: those to evaluate on, where they are apart. names: of labels."""
 
     asked: Mixed
@@ -52,13 +61,13 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
         return _open_stream(recipe, asked)
     found = _files_of(asked[0], data)
 
-    def rows(files: Sequence[Path]) -> Iterator[Row]:
+    def rows(files: Sequence[Path]) -> Iterator[SourceRow]:
         return (raw.row() for file in files for raw in rows_of(file, found.columns))
 
     return source_of_rows(recipe, rows(found.files), rows(found.held_out) if found.held_out else None, found.names)
 
 
-def _files_of(asked: Mixed, data: Rows) -> Found:
+def _files_of(asked: Mixed, data: Rows) -> SourceFiles:
     """The files of a source, each looked at. TrainingError names a file or a column."""
     paths = [Path(each).absolute() for each in ([asked.path] if isinstance(asked.path, str) else asked.path)]
     text = None if data.messages_field or data.tokens_field else asked.field or data.field
@@ -69,19 +78,19 @@ def _files_of(asked: Mixed, data: Rows) -> Found:
         parts = [chosen_files(path, RowSelection(asked.subset, asked.split, data.validation_split)) for path in paths]
         files, held_out = ([file for part in parts for file in part[which]] for which in (0, 1))
     elif odd := [path for path in paths if path.suffix in TABLES]:
-        raise TrainingError(f"data.path: {odd[0]} is no file of JSON lines", hint="data.kind: dataset reads it")
+        raise TrainingError(f"data.path: {odd[0]} is not a JSON-lines file", hint="data.kind: dataset reads it")
     looked_at = [check_shard(path, columns, streamed=data.streaming) for path in (*files, *held_out)]
     names = {names[data.label_field] for _, names in looked_at if data.label_field and data.label_field in names}
     if len(names) > 1 and not data.labels:
         raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
-    return Found(asked, files, held_out, columns, sum(size for size, _ in looked_at), next(iter(names), ()))
+    return SourceFiles(asked, files, held_out, columns, sum(size for size, _ in looked_at), next(iter(names), ()))
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSource:
     """One source of a stream. begins: where the rows behind those that are held out do, in the files that have both."""
 
-    found: Found
+    found: SourceFiles
     reader: RowReader
     seed: int
     held_out: Sequence[RawRow]
@@ -137,11 +146,11 @@ def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
     )
 
 
-def _held_out_batch(form: Form, samples: Sequence[Sample], indices: Sequence[int]) -> Batch:
+def _held_out_batch(form: BatchFormat, samples: Sequence[Sample], indices: Sequence[int]) -> Batch:
     return batch_of(form, [samples[index] for index in indices])
 
 
-def _opened(asked: Mixed, reader: RowReader, seed: int) -> Opened:
+def _opened(asked: Mixed, reader: RowReader, seed: int) -> OpenedSource:
     """A source with the first of its rows, or of those to evaluate on, held out. TrainingError as of `_files_of`."""
     found, data = _files_of(asked, reader.data), reader.data
     reader = replace(reader, data=data.model_copy(update={"field": asked.field or data.field}))
@@ -158,10 +167,10 @@ def _opened(asked: Mixed, reader: RowReader, seed: int) -> Opened:
                 break
             if not (data.skip_empty and raw.row().blank(reader.content_fields)):
                 rows.append(raw)
-    return Opened(found, reader, seed, rows, {} if found.held_out else begins)
+    return OpenedSource(found, reader, seed, rows, {} if found.held_out else begins)
 
 
-def _shards(opened: Opened, begins: Mapping[Path, ShardPosition | None]) -> Shards:
+def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -> Shards:
     """The files to train on, behind what is held out. TrainingError where nothing is left."""
     paths, data = opened.found.files, opened.reader.data
     order = opened.seed if data.shuffle_files and len(paths) > 1 else None
@@ -178,7 +187,7 @@ def _shards(opened: Opened, begins: Mapping[Path, ShardPosition | None]) -> Shar
     return shards
 
 
-def _identity(recipe: Recipe, sources: Sequence[Found], tokenizer: str) -> str:
+def _identity(recipe: Recipe, sources: Sequence[SourceFiles], tokenizer: str) -> str:
     """A digest of all that decides which sample has which number."""
     task = getattr(recipe.model, "task", "causal_lm")
     settings = recipe.data.model_dump(mode="json", exclude=_APART)
@@ -206,7 +215,7 @@ def _look_at(file: Path) -> tuple[int, str]:
     return size, found.hexdigest()[:16]
 
 
-def _described(sources: Sequence[Found]) -> str:
+def _described(sources: Sequence[SourceFiles]) -> str:
     """`3 files of 1.2 GB`, or each source with its share."""
     total = sum(each.asked.weight for each in sources)
     parts = []

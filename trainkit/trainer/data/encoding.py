@@ -172,7 +172,7 @@ def open_encoder(folder: str | None) -> Encoder:
         return Encoder()
     path = Path(folder).absolute()
     if not path.is_dir():
-        what = f"data.tokenizer: {path} is no folder"
+        what = f"data.tokenizer: {path} is not a folder"
         raise TrainingError(what, hint="take one that save_pretrained makes")
     refuse_special(str(path), "data.tokenizer")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported

@@ -18,7 +18,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import room_for_sockets
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Data
-from trainkit.trainer.data.sampler import Order, positions_of_rank
+from trainkit.trainer.data.sampler import SampleOrder, positions_of_rank
 from trainkit.trainer.data.source import Batch, Samples
 from trainkit.trainer.randomness import derived_seed
 
@@ -51,7 +51,7 @@ class Transfer:
 
 
 def training_batches(
-    samples: Samples, order: Order, batch: SolvedBatch, rank: int, *, steps: range, data: Data, pin: bool
+    samples: Samples, order: SampleOrder, batch: SolvedBatch, rank: int, *, steps: range, data: Data, pin: bool
 ) -> Iterator[Batch]:
     """One batch of micro x accumulation samples for each step. TrainingError for a sample that cannot be read."""
     positions, pinned = positions_of_rank(batch, rank), pin and data.pin_memory

@@ -17,11 +17,11 @@ from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.model import is_packed
 from trainkit.text import counted, listed
 from trainkit.trainer.data.encoding import ChatError, Encoder, fitted, open_encoder
-from trainkit.trainer.data.shards import Row
+from trainkit.trainer.data.shards import SourceRow
 from trainkit.trainer.data.source import (
     IGNORE_INDEX,
     Batch,
-    Form,
+    BatchFormat,
     Ids,
     Labels,
     Lengths,
@@ -41,7 +41,7 @@ class RowReader:
 
     data: Rows
     encoder: Encoder
-    form: Form
+    form: BatchFormat
     packing: bool
     cut: int = 0
 
@@ -54,7 +54,7 @@ class RowReader:
         # Of a pair the source's tokens go first, and the target's are those that are predicted.
         pairs = Lengths.of(data) if is_writing(recipe) else None
         length = pairs.source + pairs.target if pairs else data.sequence_length
-        return cls(data, encoder, Form(length, encoder.padding, whole, pairs), is_packed(recipe))
+        return cls(data, encoder, BatchFormat(length, encoder.padding, whole, pairs), is_packed(recipe))
 
     @property
     def ahead(self) -> int:
@@ -74,7 +74,7 @@ class RowReader:
             return (whole,)
         return (self.data.prompt_field, self.data.field) if self.data.prompt_field else (self.data.field,)
 
-    def tokens(self, row: Row) -> tuple[Sequence[int], bytes]:
+    def tokens(self, row: SourceRow) -> tuple[Sequence[int], bytes]:
         """Ids, and a byte for each: 1 where it is predicted. TrainingError for a row without what the recipe names."""
         encoder, data = self.encoder, self.data
         if data.messages_field:
@@ -99,20 +99,20 @@ class RowReader:
                 raise row.wrong(f"field {data.field!r} gives no token")
         return [*before, *after], bytes(len(before)) + b"\1" * len(after)
 
-    def _chat(self, row: Row, name: str) -> tuple[Sequence[int], bytes]:
+    def _chat(self, row: SourceRow, name: str) -> tuple[Sequence[int], bytes]:
         messages = row.items(name)
         if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
-            raise row.wrong(f"field {name!r} is no chat: expected a list of {{role, content}}")
+            raise row.wrong(f"field {name!r} is not a chat: expected a list of {{role, content}}")
         try:
             ids, predicted = self.encoder.chat(messages)
         except ChatError as error:
             raise row.wrong(f"field {name!r}: {error}") from error
         return ids, bytes(predicted)
 
-    def _ready(self, row: Row, name: str, limit: int | None) -> tuple[Sequence[int], bytes]:
+    def _ready(self, row: SourceRow, name: str, limit: int | None) -> tuple[Sequence[int], bytes]:
         ids = row.ids(name)
         if min(ids) < 0 or max(ids) >= 2**32:
-            raise row.wrong(f"field {name!r} holds {min(ids) if min(ids) < 0 else max(ids)}, which is no token id")
+            raise row.wrong(f"field {name!r} holds {min(ids) if min(ids) < 0 else max(ids)}, which is not a token id")
         if not self.data.targets_field:
             return ids[:limit], b"\1" * len(ids[:limit])
         targets = row.ids(self.data.targets_field)
@@ -141,7 +141,7 @@ class Texts:
     labels: Sequence[tuple[int | str, str]]  # of each text, with its place, where they are labelled
 
 
-def read_texts(rows: Iterable[Row], reader: RowReader) -> Texts:
+def read_texts(rows: Iterable[SourceRow], reader: RowReader) -> Texts:
     """Every row, held in memory. TrainingError names the place of one without what the recipe names."""
     ids, answers, starts = array(reader.kind), bytearray(), [0]
     highest, where, passed_over, reader.cut = -1, "", 0, 0
@@ -164,7 +164,7 @@ def read_texts(rows: Iterable[Row], reader: RowReader) -> Texts:
 
 
 def source_of_rows(
-    recipe: Recipe, train: Iterable[Row], validation: Iterable[Row] | None = None, names: Sequence[str] = ()
+    recipe: Recipe, train: Iterable[SourceRow], validation: Iterable[SourceRow] | None = None, names: Sequence[str] = ()
 ) -> Source:
     """Samples of the rows; without a validation set, the end is held out. names: of labels, if the data knows them."""
     reader = RowReader.of(recipe)
@@ -192,7 +192,9 @@ def source_of_rows(
     )
 
 
-def _batch(form: Form, texts: Texts, spans: Spans, labels: NDArray[np.int64] | None, indices: Sequence[int]) -> Batch:
+def _batch(
+    form: BatchFormat, texts: Texts, spans: Spans, labels: NDArray[np.int64] | None, indices: Sequence[int]
+) -> Batch:
     chosen = list(indices)
     samples = [(texts.ids[start:stop], texts.predicted[start:stop]) for start, stop in spans[chosen].tolist()]
     return form.batch(samples, None if labels is None else labels[chosen])

@@ -38,7 +38,7 @@ class Permutation:
                 return index
 
 
-class Draw(list[int]):
+class RankSamples(list[int]):
     """Samples that a rank takes in an optimizer step. first: the position of the first in the global batch."""
 
     def __init__(self, samples: list[int], step: int, first: int) -> None:
@@ -47,7 +47,7 @@ class Draw(list[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SampleOrder:
     """Which sample is at which position of which global batch. Every epoch is a permutation of its own.
 
     samples: None in a stream, which has an order of its own, and no end.
@@ -57,11 +57,11 @@ class Order:
     samples: int | None
     global_batch: int
 
-    def indices(self, step: int, start: int, stop: int) -> Draw:
+    def indices(self, step: int, start: int, stop: int) -> RankSamples:
         """The samples at positions start..stop of the global batch of `step`, counted from 0."""
         first = step * self.global_batch
         if self.samples is None:
-            return Draw(list(range(first + start, first + stop)), step, start)
+            return RankSamples(list(range(first + start, first + stop)), step, start)
         epoch, offset = divmod(first + start, self.samples)
         permutation = _of_epoch(self.samples, self.seed, epoch)
         chosen = []
@@ -71,7 +71,7 @@ class Order:
                 permutation = _of_epoch(self.samples, self.seed, epoch)
             chosen.append(permutation[offset])
             offset += 1
-        return Draw(chosen, step, start)
+        return RankSamples(chosen, step, start)
 
 
 @lru_cache(maxsize=4)  # every step of an epoch asks for it

@@ -33,7 +33,7 @@ _NOTHING: tuple[Any, ...] = (None, "", [])
 _READ = 128  # rows at a time: they are held whole, whatever their columns
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """One row of a data set. place: file and line, or folder and number."""
 
     place: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
         """The label in a field, a number from 0 on or a name. TrainingError when there is none."""
         found = self._given(field, object)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
-            raise self.wrong(f"field {field!r} is no label: expected a whole number or a name, not {found!r}")
+            raise self.wrong(f"field {field!r} is not a label: expected a whole number or a name, not {found!r}")
         if isinstance(found, int) and found < 0:
             raise self.wrong(f"field {field!r} has label {found}, and labels begin at 0")
         return found
@@ -168,7 +168,7 @@ def _saved_files(path: Path) -> dict[str, list[Path]]:
             for name, state in states.items()
         }
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise TrainingError(f"data.path: {path} is no sound data set: {first_line(error)}") from error
+        raise TrainingError(f"data.path: {path} is not a valid data set: {first_line(error)}") from error
 
 
 def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) -> tuple[int, dict[str, tuple[str, ...]]]:
@@ -226,7 +226,7 @@ class RawRow(NamedTuple):
         row = self.position.row
         return f"{self.path}: row {row}" if isinstance(self.content, dict) else f"{self.path}:{row + 1}"
 
-    def row(self) -> Row:
+    def row(self) -> SourceRow:
         """The row. TrainingError for a line that holds none."""
         found: Any = self.content
         if isinstance(self.content, bytes):
@@ -236,7 +236,7 @@ class RawRow(NamedTuple):
                 raise TrainingError(f"data.path: {self.place} is not JSON: {error}") from error
             if not isinstance(found, dict):
                 raise TrainingError(f"data.path: {self.place} is not an object in braces")
-        return Row(self.place, found)
+        return SourceRow(self.place, found)
 
 
 def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[RawRow]:
@@ -318,7 +318,7 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
             schema = file.schema
     except Exception as error:  # Arrow raises anything over what is damaged
         kind = "parquet" if path.suffix == ".parquet" else "Arrow"
-        raise TrainingError(f"data.path: {path} is no sound {kind} file: {first_line(error)}") from error
+        raise TrainingError(f"data.path: {path} is not a valid {kind} file: {first_line(error)}") from error
     with file:
         yield file, schema
 

@@ -36,8 +36,8 @@ class Batch(NamedTuple):
     inputs: dict[str, Tensor]  # each (samples, …)
     counted: int  # targets that are predicted: the model's loss is a sum over them
     written: int = 0  # tokens that go through a decoder beside those of the inputs, padding too
-    bookmark: str = ""  # of a stream: where a run goes on that has all samples before these
-    idle: int = 0  # samples of a stream of which nothing is predicted
+    loader_state: str = ""  # of a stream: where a run goes on that has all samples before these
+    targetless: int = 0  # samples of a stream of which nothing is predicted
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The inputs on a device."""
@@ -70,10 +70,10 @@ class Labels:
 class Stream(Protocol):
     """What training samples without an end can do besides."""
 
-    def go_on(self, bookmark: str, number: int) -> bool:
-        """Begin where a batch's bookmark says; False where that is past sample `number`, or of another stream.
+    def go_on(self, loader_state: str, number: int) -> bool:
+        """Begin where a batch's loader_state says; False where that is past sample `number`, or of another stream.
 
-        TrainingError for what is no bookmark.
+        TrainingError for what is no loader_state.
         """
 
     def place(self, number: int) -> str:
@@ -147,7 +147,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BatchFormat:
     """What batches of rows have in common.
 
     length: tokens of a sample at most, both parts of a pair together. padding: the id that fills samples up. whole:

@@ -23,15 +23,15 @@ from trainkit.errors import TrainingError
 from trainkit.trainer.data.rows import RowReader
 from trainkit.trainer.data.sampler import Permutation
 from trainkit.trainer.data.shards import RawRow, ShardPosition, rows_of
-from trainkit.trainer.data.source import Batch, Form, Ids, Mask, reading
+from trainkit.trainer.data.source import Batch, BatchFormat, Ids, Mask, reading
 from trainkit.trainer.randomness import derived_seed
 
 _UNSHUFFLED = 64  # samples of a window whose order stays
 _BLOCK = 1 << 20  # picks that are counted at a time
-_FORMAT = 1  # of bookmarks
+_FORMAT = 1  # of loader states
 
 
-class Position(NamedTuple):
+class WindowStart(NamedTuple):
     """Where a window begins: in which row of which file, and after how many tokens of that row. Bookmarks hold it."""
 
     epoch: int = 0
@@ -74,11 +74,11 @@ class Sample(NamedTuple):
     label: int | None = None
 
 
-def batch_of(form: Form, samples: Sequence[Sample]) -> Batch:
+def batch_of(form: BatchFormat, samples: Sequence[Sample]) -> Batch:
     """The samples as a batch."""
     labels = None if samples[0].label is None else np.array([sample.label for sample in samples], dtype=np.int64)
-    idle = 0 if form.whole else sum(not sample.predicted[1:].any() for sample in samples)
-    return form.batch([(sample.ids, sample.predicted) for sample in samples], labels)._replace(idle=idle)
+    targetless = 0 if form.whole else sum(not sample.predicted[1:].any() for sample in samples)
+    return form.batch([(sample.ids, sample.predicted) for sample in samples], labels)._replace(targetless=targetless)
 
 
 def sample_of(raw: RawRow, reader: RowReader, names: Sequence[str]) -> Sample:
@@ -111,7 +111,7 @@ class Windows:
 
     def __init__(self, shards: Shards, reader: RowReader, names: Sequence[str], seed: int) -> None:
         self.shards, self._reader, self._names, self._seed = shards, reader, names, seed
-        self.go_on(Position())
+        self.go_on(WindowStart())
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.shards, self._reader, self._names, self._seed, self._begin
@@ -121,7 +121,7 @@ class Windows:
         self.__init__(*given)  # type: ignore[misc]
         self.go_on(begin)
 
-    def go_on(self, begin: Position) -> None:
+    def go_on(self, begin: WindowStart) -> None:
         """Begin at a window that :attr:`position` was once at; what is before it is read again when it is asked for."""
         self._begin = begin
         self._read_from(begin)
@@ -129,14 +129,14 @@ class Windows:
     def __getitem__(self, number: int) -> Sample:
         """A sample. TrainingError names the row that cannot be one, or the file."""
         if self._process != os.getpid() or number < self.position.first:
-            self._read_from(self._begin if self._begin.first <= number else Position())
+            self._read_from(self._begin if self._begin.first <= number else WindowStart())
         while number >= self.position.first + self._size:
             self._advance()
         place = number - self.position.first
         place = self._order[place] if self._reader.data.shuffle_buffer else place
         return self._packed[place] if self._packed else sample_of(self._apart[place], self._reader, self._names)
 
-    def _read_from(self, position: Position) -> None:
+    def _read_from(self, position: WindowStart) -> None:
         """Nothing is read: the next window is the one here. Also in a process that has inherited open files."""
         self._process = os.getpid()
         self.position = self._next = position
@@ -162,11 +162,11 @@ class Windows:
                     f"data.path: the rows from {self.shards.paths[0]} on fill no sample of {length} tokens",
                     hint="bring more text, or raise data.sequence_length where prompts are longer",
                 )
-            self._next = Position(begin.epoch + 1, first=begin.first + self._size)
+            self._next = WindowStart(begin.epoch + 1, first=begin.first + self._size)
         else:
             position, skip = following
             window = begin.window + (self._size > 0)
-            self._next = Position(begin.epoch, window, begin.first + self._size, *position, skip)
+            self._next = WindowStart(begin.epoch, window, begin.first + self._size, *position, skip)
         # The whole of a small data set in one window has the order that it has when it is not streamed.
         which = ("window", begin.window) if begin.window else ()
         self._order = Permutation(self._size, derived_seed(self._seed, "epoch", begin.epoch, *which))
@@ -237,19 +237,21 @@ class _Tokens:
 class RowStream:
     """Training samples by number, without an end, out of one source or several. weights: one for each, above 0."""
 
-    def __init__(self, sources: Sequence[Windows], weights: Sequence[float], form: Form, seed: int, identity: str):
+    def __init__(
+        self, sources: Sequence[Windows], weights: Sequence[float], form: BatchFormat, seed: int, identity: str
+    ):
         self._sources, self._form, self._identity = sources, form, identity
         self._key = derived_seed(seed, "mix")
         self._shares = np.cumsum(weights) / np.sum(weights)
         self._shares[-1] = 1.0
         self._begin = self._known = (0, np.zeros(len(sources), dtype=np.int64))  # a number, and samples of each before
 
-    def go_on(self, bookmark: str, number: int) -> bool:
+    def go_on(self, loader_state: str, number: int) -> bool:
         try:
-            found = json.loads(bookmark)
+            found = json.loads(loader_state)
             if (found["format"], found["stream"]) != (_FORMAT, self._identity) or found["number"] > number:
                 return False
-            counts, positions = found["counts"], [Position(*each) for each in found["windows"]]
+            counts, positions = found["counts"], [WindowStart(*each) for each in found["windows"]]
             numbers = [found["number"], *counts, *chain.from_iterable(positions)]
             if not len(counts) == len(positions) == len(self._sources):
                 raise ValueError("another number of sources")
@@ -268,14 +270,14 @@ class RowStream:
         counts = self._counts_before(first)
         windows = [source.position for source in self._sources]
         found = {"format": _FORMAT, "stream": self._identity, "number": first}
-        bookmark = json.dumps({**found, "counts": counts.tolist(), "windows": windows})
+        loader_state = json.dumps({**found, "counts": counts.tolist(), "windows": windows})
         # Whether a sample is asked for or not, it is one of its source's.
         places = {}
         for number, source in enumerate(self._picked(first, stop).tolist(), start=first):
             places[number] = (source, int(counts[source]))
             counts[source] += 1
         samples = [self._sources[source][place] for source, place in (places[index] for index in indices)]
-        return batch_of(self._form, samples)._replace(bookmark=bookmark)
+        return batch_of(self._form, samples)._replace(loader_state=loader_state)
 
     def place(self, number: int) -> str:
         source = int(self._picked(number, number + 1)[0])

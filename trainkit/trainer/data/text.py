@@ -196,7 +196,7 @@ def _tokens(file: Path, encoder: Encoder) -> bytes:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise TrainingError(
-            f"data.path: {file} is no text in UTF-8 (byte {error.start}), which a tokenizer requires",
+            f"data.path: {file} is not UTF-8 text (byte {error.start}), which a tokenizer requires",
             hint="leave the file out with data.include",
         ) from error
     return array("I", [*encoder.opening(), *encoder.plain(text), *encoder.closing(final=True)]).tobytes()

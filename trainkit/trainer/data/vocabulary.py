@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
-from trainkit.trainer.data.sampler import Draw
+from trainkit.trainer.data.sampler import RankSamples
 from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Samples, Source, Stream, is_writing
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.randomness import derived_seed
@@ -34,7 +34,7 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
         )
     if vocabulary is not None and mask >= vocabulary:
         raise TrainingError(
-            f"model.mask_token: {mask} is no token of the model, which knows 0 to {vocabulary - 1}",
+            f"model.mask_token: {mask} is not a token id of the model, whose ids are 0 to {vocabulary - 1}",
             hint="set model.config.vocab_size higher",
         )
     special = np.array(sorted({*encoder.special, mask}), dtype=np.int64)
@@ -70,7 +70,7 @@ class Masking:
         for row, index in enumerate(indices):
             # What is hidden follows from seed, step and position in the global batch, and where samples are not drawn
             # for a step (evaluation) from their numbers: loader processes, ranks and interruptions change nothing.
-            place = (indices.step, indices.first + row) if isinstance(indices, Draw) else ("numbered", index)
+            place = (indices.step, indices.first + row) if isinstance(indices, RankSamples) else ("numbered", index)
             chance = np.random.default_rng(derived_seed(self.seed, "masking", *place))
             chosen = (chance.random(length) < self.share) & (seen[row] == 1) & ~np.isin(ids[row], self.special)
             dice, drawn = chance.random(length), chance.choice(self.replacements, length)

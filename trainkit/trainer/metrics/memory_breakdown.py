@@ -27,15 +27,15 @@ from trainkit.trainer.settings import World
 _DEVICES = ("cpu", "cuda", "mps")
 # Bytes by storage. A weak reference keeps its number from being given away again, and holds no memory.
 Sizes = dict[StorageWeakRef, int]
-_watched: list[Kept] = []  # the pass that is watched just now, if any
+_watched: list[SavedForBackward] = []  # the pass that is watched just now, if any
 
 
-class Kept:
+class SavedForBackward:
     """What is kept from a forward pass to its backward, in bytes; what several operators keep counts once."""
 
     def __init__(self) -> None:
         self._kept: Sizes = {}
-        self._copies = Copies()
+        self._copies = AutocastCopies()
         self.weight_copies = 0  # in 16 bits, by autocast, for all passes of a step
         # What the largest block keeps that is computed again, from then on until it is done.
         self.recomputed_block: int | None = 0
@@ -69,7 +69,10 @@ class Kept:
             return
         pack, unpack = top(False)
 
-        with saved_tensors_hooks(lambda tensor: pack(self._noted(tensor, mine)), unpack), Outputs(kept, self._kept):
+        with (
+            saved_tensors_hooks(lambda tensor: pack(self._noted(tensor, mine)), unpack),
+            OperatorOutputs(kept, self._kept),
+        ):
             yield
         rest = sum(size for storage, size in mine.items() if storage not in self._kept)
         self.recomputed_block = max(self.recomputed_block or 0, rest)
@@ -84,14 +87,14 @@ class Kept:
 
 
 def watched_block(forward: Callable[..., Any], kept: Collection[object], *args: Any, **kwargs: Any) -> Any:
-    """Call a block whose activations are computed again; see :meth:`Kept.block`."""
+    """Call a block whose activations are computed again; see :meth:`SavedForBackward.block`."""
     if not _watched:
         return forward(*args, **kwargs)
     with _watched[0].block(kept):
         return forward(*args, **kwargs)
 
 
-class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AutocastCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, it finds what parameters are copied to in another format."""
 
     def __init__(self) -> None:
@@ -106,7 +109,7 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-class Outputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorOutputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, it adds what some operators give to `sizes`."""
 
     def __init__(self, operators: Collection[object], sizes: Sizes) -> None:
@@ -200,7 +203,7 @@ class MemoryBreakdown:
     """Sizes in bytes, from the tensors: what a step takes once, in the first and second, the rest at the end."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._kept: Kept | None = None
+        self._kept: SavedForBackward | None = None
         # The hooks that see what is saved would compile a compiled model again.
         self._look = not recipe.efficiency.compile.enabled
         # Others than torch's own may compile their update, or do it in what is no operator of torch.
@@ -215,7 +218,7 @@ class MemoryBreakdown:
         if not self._look or self._kept is not None:
             yield
             return
-        self._kept = Kept()
+        self._kept = SavedForBackward()
         with self._kept.watch():
             yield
 

@@ -17,7 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
 from trainkit.trainer.data.source import IGNORE_INDEX, Labels, count_targets, targets_of
 from trainkit.trainer.distributed import gather_from_ranks
-from trainkit.trainer.loop import Progress
+from trainkit.trainer.loop import TrainingProgress
 from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.writers import finite
@@ -174,7 +174,7 @@ def _beginning(parts: Parts, model: EncoderDecoder) -> tuple[Tensor, int | None]
     return tokens, closing[0] if closing else None
 
 
-def result(parts: Parts, progress: Progress) -> dict[str, Any]:
+def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
     """The facts of a finished or stopped run. Called on every rank; times are seconds, entropy is in nats per token.
 
     aside_seconds: of train_seconds, those in which the run evaluated and saved.

@@ -21,7 +21,7 @@ Format = Literal["fp32", "tf32", "16 bits"]
 TOKENS = ("tokens", "input_ids")  # the inputs that hold tokens, by the models' names for them
 
 
-class Gpu(NamedTuple):
+class PeakRates(NamedTuple):
     """One kind of GPU. name: a pattern of the driver's whole name for it, so that parts of GPUs are none of them.
 
     fp32, tf32, half: 10^12 operations a second without sparsity; of products in 16 bits with sums in 32.
@@ -38,29 +38,29 @@ class Gpu(NamedTuple):
 _GA102 = "NVIDIA Ampere GA102 GPU architecture white paper 2.1"
 _H100 = "NVIDIA H100 Tensor Core GPU architecture white paper 1.04"
 
-GPUS: tuple[Gpu, ...] = (
-    Gpu(r"Tesla V100-SXM2-\d+GB", 15.7, None, 125, "NVIDIA V100 data sheet, January 2020"),
-    Gpu(r"Tesla V100-PCIE-\d+GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
-    Gpu(r"Tesla T4", 8.1, None, 65, "NVIDIA T4 data sheet, March 2019"),
-    Gpu(r"NVIDIA A100[- ].*(40|80)GB.*", 19.5, 156, 312, "NVIDIA A100 data sheet, May 2022"),
-    Gpu(r"NVIDIA A30", 10.3, 82, 165, "NVIDIA A30 data sheet, March 2022"),
-    Gpu(r"NVIDIA A40", 37.4, 74.8, 149.7, "NVIDIA A40 data sheet, June 2021"),
-    Gpu(r"NVIDIA A10", 31.2, 62.5, 125, "NVIDIA A10 data sheet, March 2021"),
-    Gpu(r"NVIDIA RTX A6000", 38.7, 77.4, 154.8, f"{_GA102}, table 10"),
-    Gpu(r"NVIDIA L4", 30.3, 60, 121, "NVIDIA L4 data sheet, halved from sparse"),
-    Gpu(r"NVIDIA L40", 90.5, 90.5, 181, "NVIDIA L40 data sheet, January 2023"),
-    Gpu(r"NVIDIA L40S", 91.6, 183, 362, "NVIDIA L40S data sheet, August 2023"),
-    Gpu(r"NVIDIA GeForce RTX 3090", 35.6, 35.6, 71, f"{_GA102}, table 9"),
-    Gpu(r"NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, "NVIDIA Ada GPU architecture white paper 2.1, table 2"),
-    Gpu(r"NVIDIA H100( 80GB HBM3| SXM.*)", 66.9, 494.7, 989.4, f"{_H100}, table 2"),
-    Gpu(r"NVIDIA H100 PCIe", 51.2, 378, 756, f"{_H100}, table 2"),
-    Gpu(r"NVIDIA H100 NVL", 60, 417.5, 835, "NVIDIA H100 data sheet, halved from sparse"),
-    Gpu(r"NVIDIA H200", 67, 494.5, 989.5, "NVIDIA H200 data sheet, halved from sparse"),
+GPUS: tuple[PeakRates, ...] = (
+    PeakRates(r"Tesla V100-SXM2-\d+GB", 15.7, None, 125, "NVIDIA V100 data sheet, January 2020"),
+    PeakRates(r"Tesla V100-PCIE-\d+GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
+    PeakRates(r"Tesla T4", 8.1, None, 65, "NVIDIA T4 data sheet, March 2019"),
+    PeakRates(r"NVIDIA A100[- ].*(40|80)GB.*", 19.5, 156, 312, "NVIDIA A100 data sheet, May 2022"),
+    PeakRates(r"NVIDIA A30", 10.3, 82, 165, "NVIDIA A30 data sheet, March 2022"),
+    PeakRates(r"NVIDIA A40", 37.4, 74.8, 149.7, "NVIDIA A40 data sheet, June 2021"),
+    PeakRates(r"NVIDIA A10", 31.2, 62.5, 125, "NVIDIA A10 data sheet, March 2021"),
+    PeakRates(r"NVIDIA RTX A6000", 38.7, 77.4, 154.8, f"{_GA102}, table 10"),
+    PeakRates(r"NVIDIA L4", 30.3, 60, 121, "NVIDIA L4 data sheet, halved from sparse"),
+    PeakRates(r"NVIDIA L40", 90.5, 90.5, 181, "NVIDIA L40 data sheet, January 2023"),
+    PeakRates(r"NVIDIA L40S", 91.6, 183, 362, "NVIDIA L40S data sheet, August 2023"),
+    PeakRates(r"NVIDIA GeForce RTX 3090", 35.6, 35.6, 71, f"{_GA102}, table 9"),
+    PeakRates(r"NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, "NVIDIA Ada GPU architecture white paper 2.1, table 2"),
+    PeakRates(r"NVIDIA H100( 80GB HBM3| SXM.*)", 66.9, 494.7, 989.4, f"{_H100}, table 2"),
+    PeakRates(r"NVIDIA H100 PCIe", 51.2, 378, 756, f"{_H100}, table 2"),
+    PeakRates(r"NVIDIA H100 NVL", 60, 417.5, 835, "NVIDIA H100 data sheet, halved from sparse"),
+    PeakRates(r"NVIDIA H200", 67, 494.5, 989.5, "NVIDIA H200 data sheet, halved from sparse"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TrainingFlops:
     """What training computes, and could compute; None where it is not known."""
 
     flops_per_token: float | None  # forward and backward
@@ -74,15 +74,15 @@ class Work:
         return round(tokens_per_second * self.flops_per_token / (self.peak * ranks), 4)
 
 
-def work_of(model: Model, settings: Settings, device: torch.device) -> Work:
+def training_flops(model: Model, settings: Settings, device: torch.device) -> TrainingFlops:
     """Call it before a strategy shards the model. A GPU is probed only if the run uses one."""
     flops = flops_per_token(model, settings.recipe.data.sequence_length)
     if device.type != "cuda":
-        return Work(flops, None)
+        return TrainingFlops(flops, None)
     # The peaks in data sheets differ by the unit that computes: fp32 products may run on the tensor cores as TF32.
     tf32 = settings.dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32
     used: Format = "tf32" if tf32 else "fp32" if settings.dtype == "fp32" else "16 bits"
-    return Work(flops, peak(torch.cuda.get_device_name(device), used))
+    return TrainingFlops(flops, peak(torch.cuda.get_device_name(device), used))
 
 
 def peak(name: str, used: Format) -> float | None:
@@ -145,7 +145,7 @@ class Totals(NamedTuple):
         """Seconds of steps."""
         return max(self.clock - self.compiled - self.aside, 1e-9)
 
-    def rates(self, global_batch: int, work: Work, ranks: int) -> dict[str, Any]:
+    def rates(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, Any]:
         """Of the steps; MFU is None where it is not known."""
         return {
             "samples_per_second": round(self.steps * global_batch / self.training, 3),
@@ -161,7 +161,7 @@ def steady(marks: Sequence[Totals], end: Totals) -> Totals:
     )
 
 
-class Waiting:
+class DataWaiting:
     """Seconds for which the device had nothing to do, for the next batch was not there.
 
     A GPU works on while the host waits. Two events tell for how long it stood still, and nobody waits for them: one
@@ -176,7 +176,7 @@ class Waiting:
         self._open: deque[tuple[Any, Any, float]] = deque()  # both events, and the host's seconds between them
 
     @classmethod
-    def on(cls, device: torch.device) -> Waiting:
+    def on(cls, device: torch.device) -> DataWaiting:
         """For the steps of a device."""
         return cls(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
 
@@ -217,7 +217,7 @@ class Waiting:
 Item = TypeVar("Item")
 
 
-def timed(items: Iterator[Item], waiting: Waiting) -> Iterator[Item]:
+def timed(items: Iterator[Item], waiting: DataWaiting) -> Iterator[Item]:
     """The same items; `waiting` is told when each is asked for and when it has come."""
     while True:
         waiting.begin()

@@ -37,7 +37,7 @@ def build_target(recipe: Recipe) -> OwnModel:
     with blaming("model.target", asked.target):
         made: Any = imported(asked.target, "model.target")(**asked.args)
     if not isinstance(made, nn.Module):
-        raise TrainingError(f"model.target: {asked.target} gives {type(made).__name__}, which is no torch.nn.Module")
+        raise TrainingError(f"model.target: {asked.target} gives {type(made).__name__}, which is not a torch.nn.Module")
     return OwnModel(made)
 
 

@@ -57,7 +57,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StrategyKind:
     """A strategy before its class is imported: DeepSpeed's import alone takes seconds."""
 
     place: str  # of the class
@@ -70,11 +70,11 @@ class Kind:
         return cast("Strategy", load(self.place)(model, settings, world, device))
 
 
-STRATEGIES: Mapping[str, Kind] = {
-    "single": Kind("trainkit.trainer.parallel.single_and_ddp:Single", needs_group=False),
-    "ddp": Kind("trainkit.trainer.parallel.single_and_ddp:Ddp"),
-    "fsdp": Kind("trainkit.trainer.parallel.fsdp:Fsdp", casts=True, hooks=True),
-    "zero1": Kind("trainkit.trainer.parallel.zero:Zero", casts=True),
-    "zero2": Kind("trainkit.trainer.parallel.zero:Zero", casts=True),
-    "zero3": Kind("trainkit.trainer.parallel.zero:Zero", casts=True, hooks=True),
+STRATEGIES: Mapping[str, StrategyKind] = {
+    "single": StrategyKind("trainkit.trainer.parallel.single_and_ddp:Single", needs_group=False),
+    "ddp": StrategyKind("trainkit.trainer.parallel.single_and_ddp:Ddp"),
+    "fsdp": StrategyKind("trainkit.trainer.parallel.fsdp:Fsdp", casts=True, hooks=True),
+    "zero1": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True),
+    "zero2": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True),
+    "zero3": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True, hooks=True),
 }

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainkit.errors import MachineError, TrainingError, TrainkitError, in_words
+from trainkit.errors import MachineError, TrainingError, TrainkitError, one_line_each
 from trainkit.machine.host import cxx
 from trainkit.runner.supervisor.processes import die_with_parent
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         build_missing(names, asked.device, asked.capabilities.replace(",", ";"))
     except TrainkitError as error:
-        sys.stderr.write(in_words(error))
+        sys.stderr.write(one_line_each(error))
         return int(error.exit_code)
     return 0
 

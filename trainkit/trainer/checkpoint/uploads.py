@@ -1,4 +1,4 @@
-"""Upload checkpoints to the Hub beside the training: processes of their own export and upload them."""
+"""Upload checkpoints to the Hub during training: separate processes export and upload them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from trainkit.trainer.settings import Settings
 
 log = logging.getLogger("trainkit.trainer")
 EXPORT, UPLOAD = "trainkit.trainer.checkpoint", "trainkit.hub.push"
-# Not for these processes: they are no ranks. And ranks are offline so that nothing is downloaded unnoticed; where the
-# caller was offline, the run would not have begun.
+# Not for these processes, which are not ranks. Ranks are offline so that nothing is downloaded unnoticed; if the
+# caller were offline, the run would not have started.
 NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-WHOLE = {"checkpoint": "last-checkpoint", "all": "checkpoints"}  # folder of the repository with checkpoints as they are
-NICE = 10  # the ranks come first
-PATIENCE = 10.0  # seconds for the removal of what an upload was to take
+# folder in the repository for checkpoints in their own format
+WHOLE = {"checkpoint": "last-checkpoint", "all": "checkpoints"}
+NICE = 10  # so that the ranks come first
+PATIENCE = 10.0  # seconds for removing the files of an upload
 
 
-class Pushes:
-    """The uploads of a run, on rank 0: one at a time, of the newest checkpoint unless the recipe asks for all.
+class Uploads:
+    """The uploads of a run, on rank 0: one at a time, only of the newest checkpoint unless the recipe wants all.
 
-    What fails is tried again at the end.
+    A failed upload is repeated at the end.
     """
 
     def __init__(self, settings: Settings, repo: str) -> None:
         self._recipe, self._run, self.repo = settings.recipe, settings.run_dir, repo
         self._strategy = settings.recipe.checkpoint.push_to_hub.strategy
-        # By the names of checkpoints, which sort as their steps do.
+        # By the names of checkpoints, which sort like their steps.
         self._sources: dict[str, Path] = {}  # their folders
-        self._waiting: dict[str, Path] = {}  # what is kept of those that are to be uploaded
+        self._waiting: dict[str, Path] = {}  # copies (by hard links) of those that wait for their upload
         self._tries: dict[str, int] = {}
         self._failures: dict[str, str] = {}  # reasons
         self._done: set[str] = set()
@@ -52,19 +53,19 @@ class Pushes:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
-        for path in sorted(RunLayout(self._run).pushes.glob("*")):  # of an attempt before this one
+        for path in sorted(RunLayout(self._run).pushes.glob("*")):  # of an earlier attempt
             if self._strategy == "all" and path.name.startswith("step-") and path.suffix != EXPORT_SUFFIX:
                 self._waiting[path.name] = path
             else:
                 remove(path)
 
     def saved(self, checkpoint: Path) -> None:
-        """A checkpoint is whole: take it, unless only the end is asked for."""
+        """A checkpoint is complete: queue it, unless only the last one is to be uploaded."""
         if self._strategy != "end":
             self._take(checkpoint)
 
     def finish(self, newest: Path) -> None:
-        """The last checkpoint is saved: see that it is uploaded, and what has failed so far."""
+        """The last checkpoint is saved: queue it, and the uploads that have failed so far."""
         self._finishing = True
         if newest.name in self._done:
             self._start()
@@ -72,45 +73,45 @@ class Pushes:
             self._take(newest)
 
     def is_busy(self) -> bool:
-        """Whether something is being uploaded, or about to be."""
+        """Whether an upload runs or is about to start."""
         return self._thread is not None
 
     def unfinished(self) -> list[str]:
-        """The checkpoints that are being uploaded, or wait for that."""
+        """The checkpoints that are being uploaded, or wait for it."""
         with self._lock:
             return sorted(self._waiting)
 
     def close(self) -> None:
-        """Account for what was to be uploaded. TrainingError for what was not, which stays on the disk."""
+        """Check the uploads. TrainingError for checkpoints that were not uploaded; they stay on disk."""
         failures = dict(self._failures)
         self._tidy()
         if failures:
             reason = list(failures.values())[-1]
             raise TrainingError(
                 f"the training is over, and {listed(sorted(failures))} could not be uploaded to {self.repo}: {reason}",
-                hint=f"on the disk, and later: {self._commands(failures)}",
+                hint=f"they are on disk; to upload them later: {self._commands(failures)}",
             )
 
     def abandon(self) -> None:
-        """The run ends before its time: say what is not uploaded, and leave it."""
+        """The run ends early: log what is not uploaded, and leave it."""
         with self._lock:
             self._ended, thread, child = True, self._thread, self._child
         if child is not None:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
         if thread is not None:
-            thread.join(PATIENCE)  # it removes what it was making
+            thread.join(PATIENCE)  # it removes its incomplete files
         last = newest(self._run / "checkpoints")
         left = {*self._waiting, *self._failures}
         if last is not None and last.name not in self._done:
             left.add(last.name)
         if left:
-            what = "warning: not uploaded to %s, for the run ends before its time: %s; later: %s"
+            what = "warning: not uploaded to %s, because the run ends early: %s; to upload later: %s"
             log.warning(what, self.repo, listed(sorted(left)), self._commands(left))
         self._tidy()
 
     def _commands(self, names: Iterable[str]) -> str:
-        """What uploads checkpoints by hand: the weights of the newest, and each whole where that is asked for."""
+        """The commands to upload by hand: the newest weights, and every checkpoint if the recipe wants all."""
         folders = {name: self._source(name) for name in sorted(names)}
         folders = {name: path if path.exists() else self._waiting.get(name, path) for name, path in folders.items()}
         newest = max(folders)
@@ -128,20 +129,20 @@ class Pushes:
         return self._sources.get(name, self._run / "checkpoints" / name)
 
     def _tidy(self) -> None:
-        """Leave only what is kept nowhere else, or what a run that is started again goes on with."""
+        """Remove all copies except those that exist nowhere else, or that a restarted run needs."""
         restarts = self._recipe.launcher.max_restarts > 0 or self._recipe.cluster.kind != "none"
         for name, kept in self._waiting.items():
             if not (self._strategy == "all" and restarts) and self._source(name).exists():
                 remove(kept)
-        with suppress(OSError):  # it does not exist, or something is in it
+        with suppress(OSError):  # it does not exist, or is not empty
             RunLayout(self._run).pushes.rmdir()
 
     def _take(self, checkpoint: Path) -> None:
-        """Keep a checkpoint's files until they are uploaded, whatever becomes of its folder."""
+        """Keep a checkpoint's files until they are uploaded, even if its folder is removed."""
         name, kept = checkpoint.name, RunLayout(self._run).pushes / checkpoint.name
         with self._lock:
             self._sources[name] = checkpoint
-            if self._strategy != "all":  # older ones are not asked for any more
+            if self._strategy != "all":  # older ones need not be uploaded any more
                 self._forget({*self._waiting, *self._failures} - {self._current, name})
             self._tries.pop(name, None)
             self._failures.pop(name, None)
@@ -150,7 +151,7 @@ class Pushes:
                     keep(checkpoint, kept)
                 self._waiting[name] = kept
             except OSError as error:
-                self._failures[name] = f"its files cannot be kept for that: {error.strerror or error}"
+                self._failures[name] = f"its files cannot be kept for the upload: {error.strerror or error}"
                 return
         self._start()
 
@@ -167,7 +168,7 @@ class Pushes:
                 self._thread.start()
 
     def _most_tries(self) -> int:
-        """Of one checkpoint: another one at the end, unless the end is the first."""
+        """Tries for one checkpoint: one more at the end, unless it is first tried at the end."""
         return 2 if self._finishing and self._strategy != "end" else 1
 
     def _work(self) -> None:
@@ -192,15 +193,15 @@ class Pushes:
                     self._failures[name] = failure
 
     def _push(self, name: str, kept: Path) -> str | None:
-        """Export and upload one checkpoint; what went wrong, None if nothing did."""
+        """Export and upload one checkpoint; the error, None if there was none."""
         folder, whole = kept.with_name(name + EXPORT_SUFFIX), WHOLE.get(self._strategy)
         upload: list[str | Path] = [UPLOAD, self.repo, "--folder", folder]
         upload += ["--message", f"{self._recipe.name}: {name}"]
-        if whole:  # another run may have left a checkpoint of the same name, of more ranks
+        if whole:  # another run with more ranks may have left a checkpoint of the same name
             upload += ["--replace", f"{whole}/*" if self._strategy == "checkpoint" else f"{whole}/{name}/*"]
         try:
             remove(folder)  # of an attempt before
-            if not any(each > name for each in self._done):  # newer weights stay
+            if not any(each > name for each in self._done):  # never replace newer weights
                 export: list[str | Path] = [EXPORT, "--checkpoint", kept, "--destination", folder, "--for-hub"]
                 adapter = ["--adapter"] if self._recipe.peft.kind == "lora" else []
                 self._run_module([*export, "--trust-code", *adapter])
@@ -218,10 +219,10 @@ class Pushes:
         return None
 
     def _run_module(self, words: Sequence[str | Path]) -> str:
-        """Run one of trainkit's modules; its output. TrainingError with the last line of its errors where it fails."""
+        """Run one of trainkit's modules; its output. TrainingError with its last line of errors if it fails."""
         environ = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON}
         environ |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        reading, writing = os.pipe()  # which ends with this process, however that ends
+        reading, writing = os.pipe()  # it ends with this process, however that ends
         try:
             with self._lock:
                 if self._ended:
@@ -241,7 +242,7 @@ class Pushes:
         if child.returncode:
             if child.returncode < 0:
                 ended = signal.Signals(-child.returncode)
-                killed = "; most likely by the kernel, for want of memory" if ended == signal.SIGKILL else ""
+                killed = "; most likely by the kernel, because memory ran out" if ended == signal.SIGKILL else ""
                 raise TrainingError(f"{words[0]} was ended by {ended.name}{killed}")
             said = [line for line in err.splitlines() if line.startswith("error: ")] or err.splitlines() or [""]
             last = said[-1].removeprefix("error: ").removeprefix(f"nothing can be uploaded to {self.repo}: ")
@@ -250,12 +251,12 @@ class Pushes:
 
 
 def remove(folder: Path) -> None:
-    """Remove what nobody reads any more; what of it stays takes room, and no more."""
+    """Remove files that are no longer needed. Files that cannot be removed only take space."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep(checkpoint: Path, kept: Path) -> None:
-    """Have a checkpoint's files in another folder, too, which is whole or not there."""
+    """Duplicate a checkpoint's files in another folder, which is complete or does not exist."""
     scratch = kept.with_name(f".{kept.name}")
     try:
         remove(scratch)
@@ -266,12 +267,12 @@ def keep(checkpoint: Path, kept: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """The files of a folder in another one: by hard links, which take no room, or copies where there are none."""
+    """Duplicate a folder's files in another one: by hard links, which take no space, or else by copies."""
 
     def link(one: str, other: str) -> None:
         try:
             os.link(one, other)
-        except OSError:  # a file system without them
+        except OSError:  # a file system without hard links
             shutil.copyfile(one, other)
 
     shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
