@@ -27,7 +27,7 @@ def test_a_label_out_of_range_is_named_with_its_sample() -> None:
     source = checked(SOURCE, vocabulary=100, labels=4)
     assert len(source.train) == 10
     assert source.train[[0, 3]].counted == 2
-    with pytest.raises(TrainingError, match="data: sample 6 has labels of 6, and the model knows labels from 0 to 3"):
+    with pytest.raises(TrainingError, match="data: sample 6 has labels of 6, and the model has labels from 0 to 3"):
         source.train[[1, 6, 7]]
     with pytest.raises(TrainingError, match="sample 4 has labels of 4"):
         source.validation[[4]]
@@ -35,7 +35,7 @@ def test_a_label_out_of_range_is_named_with_its_sample() -> None:
 
 def test_a_token_id_out_of_range_is_named_with_its_sample() -> None:
     source = checked(SOURCE, vocabulary=8, labels=None)
-    with pytest.raises(TrainingError, match="data: sample 9 has input_ids of 9, and the model knows token ids from 0"):
+    with pytest.raises(TrainingError, match="data: sample 9 has input_ids of 9, and the model has token ids from 0"):
         source.train[[1, 9]]
 
 
@@ -48,7 +48,7 @@ def test_a_target_that_is_neither_a_token_nor_ignored_is_named_with_its_sample()
     ten = Samples(10, next_tokens)
     source = checked(Source(ten, ten, "ten samples"), vocabulary=10, labels=None)
     assert source.train[[0, 6]].counted == 2
-    with pytest.raises(TrainingError, match="data: sample 4 has targets of -1, and the model knows token ids from 0"):
+    with pytest.raises(TrainingError, match="data: sample 4 has targets of -1, and the model has token ids from 0"):
         source.train[[0, 4]]
 
 

@@ -95,7 +95,7 @@ def test_where_no_place_is_left_for_sockets_the_folder_is_named(
     long_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(TrainingError, match="no room for the sockets"):
+    with pytest.raises(TrainingError, match="too long for the sockets"):
         next(batches(Numbers(0.0), 3, workers=1))
 
 
@@ -136,7 +136,7 @@ def test_a_sample_that_cannot_be_read_is_one_error_wherever_it_was_read(workers:
 
 def test_waiting_is_complained_of_with_figures_where_it_matters() -> None:
     assert slow_data_warning(0.35, 20.0, workers=0) == (
-        "35% of the training went by waiting for data (7.0 s of 20.0 s); set data.workers to 2 or more"
+        "35% of the training time was spent waiting for data (7.0 s of 20.0 s); set data.workers to 2 or more"
     )
     assert "prefetch_factor" in slow_data_warning(0.35, 20.0, workers=2)
     assert slow_data_warning(0.35, 20.0, workers=0, packed=True).endswith("set data.workers to 1")

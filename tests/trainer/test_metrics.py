@@ -45,7 +45,7 @@ def test_a_full_disk_costs_lines_and_one_warning_and_not_the_run(
         metrics.write({"step": 1})
         metrics.write({"step": 2})
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}/metrics.jsonl cannot be written, the run goes on without it: No space left on device"
+        f"{tmp_path}/metrics.jsonl cannot be written, the run continues without it: No space left on device"
     ]
 
 

@@ -89,7 +89,7 @@ def test_the_loss_is_a_mean_over_the_hidden_tokens_of_the_global_batch(make_sett
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({}, "model.mask_token: nothing says which token id hides others"),
+        ({}, "model.mask_token: the id of the mask token is unknown"),
         ({"mask_token": 300}, "model.mask_token: 300 is not a token id of the model, whose ids are 0 to 299"),
     ],
 )

@@ -77,7 +77,7 @@ def test_prompts_are_read_and_only_answers_are_predicted(packing: bool, read: Re
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_no_data_set(read: Read) -> None:
-    with pytest.raises(TrainingError, match=r"fills 0 samples of 8 tokens.*\(5 samples left out: nothing") as caught:
+    with pytest.raises(TrainingError, match=r"fills 0 samples of 8 tokens.*\(5 samples left out: no target") as caught:
         read(*[TOO_LONG] * 5, **ASKED)
     assert caught.value.diagnostics[0].hint == "raise data.sequence_length"
 
@@ -86,7 +86,7 @@ def test_a_sample_that_its_prompt_fills_is_left_out_and_said(read: Read) -> None
     rows = [ANSWER, TOO_LONG, ANSWER, ANSWER]
     found = read(*rows, **ASKED)
     assert len(found.train) + len(found.validation) == 3
-    assert found.description.endswith("(1 sample left out: nothing to predict within data.sequence_length)")
+    assert found.description.endswith("(1 sample left out: no target within data.sequence_length)")
     assert found.facts["samples_left_out"] == 1
     roomy = read(*rows, **{**ASKED, "sequence_length": 32})
     assert "left out" not in roomy.description and "samples_left_out" not in roomy.facts
@@ -154,12 +154,12 @@ def test_labels_by_name_are_numbered_in_order_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"text": "b", "mood": "so-so"}, r"a\.jsonl:2: label 'so-so' is none of data.labels: pos, neg"),
+        ({"text": "b", "mood": "so-so"}, r"a\.jsonl:2: label 'so-so' is not in data.labels: pos, neg"),
         ({"text": "b", "mood": -1}, r"a\.jsonl:2: field 'mood' has label -1"),
         ({"text": "b", "mood": 0.5}, r"a\.jsonl:2: field 'mood' is no label"),
         ({"text": "b", "mood": None}, r"a\.jsonl:2: field 'mood' is no label"),
         ({"text": "b"}, r"a\.jsonl:2: field 'mood' is missing"),
-        ({"text": "b", "mood": 1}, r"a\.jsonl:2: label 1 is a number, and that of .*a\.jsonl:1 is a name"),
+        ({"text": "b", "mood": 1}, r"a\.jsonl:2: label 1 is a number, but the label of .*a\.jsonl:1 is a name"),
     ],
 )
 def test_a_label_that_cannot_be_is_named_by_line(second: dict[str, Any], message: str, tmp_path: Path) -> None:

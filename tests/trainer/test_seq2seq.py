@@ -231,7 +231,7 @@ def test_data_of_the_users_own_may_bring_what_the_decoder_reads(
         assert float(parts.model(**batch.inputs)) == pytest.approx(4 * float(plain), rel=1e-6)
     (tmp_path / "their_pairs.py").write_text(PROGRAM.replace("[7, 8, -100]", "[7, 300, -100]"))
     parts = parts_of(make_settings(model=T5, data={"kind": "target", "target": "their_pairs:pairs"}))
-    with pytest.raises(TrainingError, match="sample 1 has labels of 300, and the model knows labels from 0 to 299"):
+    with pytest.raises(TrainingError, match="sample 1 has labels of 300, and the model has labels from 0 to 299"):
         parts.source.train[[1]]
 
 

@@ -227,14 +227,14 @@ def test_empty_rows_are_passed_over_where_the_recipe_says_so(form: str, packing:
     assert same(steps(resumed(fresh(), whole[8].loader_state, GLOBAL * 9), range(9, 20)), whole[9:])
     one = opened("dataset", tmp_path / "clean", packing=packing, streaming=False)
     other = opened("dataset", tmp_path / "with", packing=packing, streaming=False, skip_empty=True)
-    assert "(48 empty rows passed over)" in other.description
+    assert "(48 empty rows skipped)" in other.description
     assert other.facts == {**one.facts, "rows_passed_over": 48}
     indices = range(len(one.train))
     assert same([other.train[list(indices)]], [one.train[list(indices)]])
     for kept in ({"streaming": False, "packing": packing}, streamed):
         with pytest.raises(TrainingError, match="field 'text' is empty") as caught:
             steps(opened("dataset", tmp_path / "with", **kept), range(20))
-        assert caught.value.diagnostics[0].hint == "data.skip_empty=true passes over such rows"
+        assert caught.value.diagnostics[0].hint == "data.skip_empty=true skips such rows"
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -269,7 +269,7 @@ def test_a_bookmark_of_another_stream_or_of_later_samples_is_not_taken(tmp_path:
     assert taken(99, workers=2)
     damaged = json.loads(loader_state)
     for key, value in (("counts", [1, 2]), ("windows", [[0] * 6 + [-1]]), ("counts", [1.5])):
-        with pytest.raises(TrainingError, match="place in the stream of data is damaged"):
+        with pytest.raises(TrainingError, match="position in the data stream is damaged"):
             taken(99, json.dumps({**damaged, key: value}))
     content = path.read_bytes()
     path.write_bytes(b"".join(reversed(content.splitlines(keepends=True))))
@@ -369,19 +369,19 @@ DAMAGED: Sequence[tuple[str, Mapping[str, Any], dict[str, Any], str]] = [
     ("all held out", {"a.jsonl": texts(5)}, {"validation_rows": 7},
      r"a\.jsonl has no row to train on beside the 5 rows held out for evaluation"),
     ("single bytes", {"a.jsonl": [*texts(5), {"text": "a"}]}, {"validation_rows": 5},
-     r"the rows from .*a\.jsonl on fill no sample of 16 tokens"),
+     r"the rows from .*a\.jsonl on do not fill a sample of 16 tokens"),
     ("filled by prompts", {"a.jsonl": [{"ask": "a" * (LENGTH + 1), "text": "b"}] * 9},
      {"prompt_field": "ask", "packing": False},
-     r"3 rows held out of .*: nothing of them is to be predicted within 16 tokens"),
+     r"3 rows held out of .* have no target to predict within 16 tokens"),
     ("nothing to evaluate on", {"data/validation.jsonl": [], "data/train.jsonl": texts(9)}, DATA,
      r"data \(1 file, .* has no row to evaluate on"),
     ("without a column", {"data/0.parquet": texts(9), "data/1.parquet": [{"texts": "a"}]}, DATA,
      r"data/1\.parquet has no column 'text'.*did you mean texts\?"),
     ("tables as lines", {"a.parquet": texts(9)}, {"path": "a.parquet"}, r"a\.parquet is not a JSON-lines file"),
-    ("parquet as lines", {"a.jsonl": b"PAR1"}, {}, r"a\.jsonl is a parquet file and no JSON lines"),
+    ("parquet as lines", {"a.jsonl": b"PAR1"}, {}, r"a\.jsonl is a parquet file, not JSON lines"),
     ("compressed", {"a.jsonl": gzip.compress(b'{"text": "abc"}')}, {},
-     r"a\.jsonl is compressed \(gzip\) and no JSON lines"),
-    ("an array", {"a.jsonl": json.dumps(texts(9)).encode()}, {}, r"a\.jsonl is a JSON array and no JSON lines"),
+     r"a\.jsonl is compressed \(gzip\), not JSON lines"),
+    ("an array", {"a.jsonl": json.dumps(texts(9)).encode()}, {}, r"a\.jsonl is a JSON array, not JSON lines"),
     ("no rows at all", {"a.jsonl": b"\x90\x91"}, {}, r"a\.jsonl:1 is not JSON"),
     ("a null among ids", {"data/0.parquet": [*[{"ids": [7, 8]}] * 6, {"ids": [7, None, 8]}]},
      {**DATA, "tokens_field": "ids"}, r"data/0\.parquet: row 6: field 'ids' holds None: expected whole numbers"),

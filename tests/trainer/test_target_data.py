@@ -139,5 +139,5 @@ def test_workers_hide_a_slow_data_set_and_the_summary_says_what_waiting_costs(tm
         said.append(done.stderr)
     assert shares[0] > 0.5
     assert shares[1] < shares[0]
-    assert "of the training went by waiting for data" in said[0]
+    assert "of the training time was spent waiting for data" in said[0]
     assert "set data.workers to 2 or more" in said[0]

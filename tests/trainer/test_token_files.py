@@ -76,7 +76,7 @@ def test_a_file_that_is_missing_or_damaged_is_named(
 def test_fractions_and_tables_are_not_token_files(tmp_path: Path) -> None:
     for array in (np.zeros(50), np.zeros((5, 10), dtype=np.int64)):
         np.save(tmp_path / "array.npy", array)
-        with pytest.raises(TrainingError, match="not one row of whole numbers"):
+        with pytest.raises(TrainingError, match="not a one-dimensional array of integers"):
             source(tmp_path / "array.npy")
 
 

@@ -98,14 +98,14 @@ def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
 @pytest.mark.parametrize(
     ("template", "chat", "message"),
     [
-        (FORGETFUL, CHAT, "where the answer in message 2 begins and ends is not known"),
+        (FORGETFUL, CHAT, "the bounds of the answer in message 2 are unknown"),
         (None, CHAT, "the tokenizer has no chat template"),
         (CHATML, CHAT[:1], "it has no message of role assistant"),
         (CHATML, [{"content": "hello"}], "is not a chat: expected a list of"),
         (CHATML, [], "is empty"),
         (CHATML, "hello", "is no list"),
         ("{{ raise_exception('roles must take turns') }}", CHAT, "the chat template fails: .*roles must take turns"),
-        (CHATML + "{# {% generation %} #}", CHAT, "marks nothing of it as the assistant's"),
+        (CHATML + "{# {% generation %} #}", CHAT, "marks no part of it as the assistant's"),
     ],
 )
 def test_a_chat_whose_answers_cannot_be_told_is_refused_with_its_line(
@@ -214,10 +214,10 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"data\.tokenizer: .*/nowhere is not a folder"):
         source(path, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers finds no sound tokenizer in .*/empty"):
+    with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers cannot load a tokenizer from .*/empty"):
         source(path, tmp_path / "empty")
     (tmp_path / "empty" / "tokenizer.json").write_text("{")
-    with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers finds no sound tokenizer in .*/empty"):
+    with pytest.raises(TrainingError, match=r"data\.tokenizer: transformers cannot load a tokenizer from .*/empty"):
         source(path, tmp_path / "empty")
 
 
@@ -251,5 +251,5 @@ def test_a_tokenizer_that_its_library_panics_over_is_refused(make_tokenizer: Cal
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["continuing_subword_prefix"] = "x" * 31  # longer than what is merged
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(TrainingError, match=r"no sound tokenizer in .*: PanicException: "):
+    with pytest.raises(TrainingError, match=r"cannot load a tokenizer from .*: PanicException: "):
         open_encoder(str(folder))

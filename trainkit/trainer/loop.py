@@ -35,60 +35,60 @@ from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 
 log = logging.getLogger("trainkit.trainer")
-# In the order in which they are obeyed when several arrived.
+# In order of precedence, if several have arrived.
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SAVING = signal.SIGUSR1
 WATCHED = (*STOPPING, SAVING)
-YOUNG_EVERY, ALL_EVERY = 10, 1000  # steps between two collections of garbage
-POLL = 0.2  # seconds between two looks at an upload
+YOUNG_EVERY, ALL_EVERY = 10, 1000  # steps between two garbage collections
+POLL = 0.2  # seconds between two polls of an upload
 
 
 class SignalRequests:
-    """Signals seen by this process. Handlers only take note; a repeated signal is the same request."""
+    """Signals received by this process. Handlers only record them; a repeated signal is the same request."""
 
     def __init__(self, seen: set[int] | None = None) -> None:
-        """seen: the set in which another handler has noted signals so far."""
+        """seen: the set in which another handler has recorded signals so far."""
         self._seen = set() if seen is None else seen
 
     def listen(self, *numbers: signal.Signals) -> None:
-        """Take over these signals. Until then they end the process at once, as they always do."""
+        """Handle these signals. Until then they have their default action."""
         for number in numbers:
             signal.signal(number, lambda seen, frame: self._seen.add(seen))
 
     def votes(self) -> list[int]:
-        """1 for each watched signal that this rank has seen. Travels with the token counts, in one collective."""
+        """1 for each watched signal that this rank has received. Summed over ranks together with the token counts."""
         return [int(number in self._seen) for number in WATCHED]
 
     def settle(self, votes: Sequence[int] | None = None) -> tuple[Signals | None, bool]:
         """What to do after a step: the signal to stop for, and whether to save.
 
-        votes: those of all ranks, summed; None for what this one has seen by now.
+        votes: the sum over all ranks; None to use this rank's signals so far.
         """
         asked = [number for number, count in zip(WATCHED, votes or self.votes(), strict=True) if count]
         if SAVING in asked:
-            # The request is granted, and the next one counts again.
+            # The request is fulfilled; a new signal counts again.
             self._seen.discard(SAVING)
         return next((number for number in STOPPING if number in asked), None), SAVING in asked
 
 
 class TrainingProgress:
-    """Steps done, and the time that they took, of this attempt."""
+    """Steps done in this attempt, and the time they took."""
 
     def __init__(self, first: int, steps: int, device: torch.device) -> None:
         self.first = self.step = first
         self.steps = steps
         self.step_tokens = 0  # of the latest step
         self.loader_state = ""  # of its batch
-        self.targetless = 0  # samples so far of which nothing was predicted
+        self.targetless = 0  # samples so far without any target
         self.loss: float | None = None
         self.eval_loss: float | None = None
-        self.lowest = False  # whether the latest step was evaluated, and better than all before
+        self.lowest = False  # whether the latest step was evaluated, with the lowest loss so far
         self.stopped_early = False
         self.stopped_by: Signals | None = None
         self.skipped = SkippedSteps()
         self.compiling = CompileClock()
         self.waiting = DataWaiting.on(device)
-        self.aside_seconds = 0.0  # in evaluation and saving
+        self.aside_seconds = 0.0  # seconds of evaluation and saving
         self._device = device
         self._tokens = self._computed = 0
         self._line = self._totals()
@@ -101,7 +101,7 @@ class TrainingProgress:
         return Totals(time.monotonic(), *counts, waited, compiled, self.aside_seconds)
 
     def advance(self, targets: int, computed: int, loader_state: str = "") -> None:
-        """One more optimizer step is on its way. computed: tokens through the model. loader_state: of its batch."""
+        """One more optimizer step has been launched. computed: tokens through the model. loader_state: of its batch."""
         self.waiting.step_launched()
         self.step += 1
         self.step_tokens, self.loader_state = targets, loader_state
@@ -113,14 +113,14 @@ class TrainingProgress:
             self._marks.append(self._totals())
 
     def finish(self) -> None:
-        """The last step is on its way."""
+        """The last step has been launched."""
         wait_for(self._device)
         self._end = self._totals()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, time is not that of steps."""
-        wait_for(self._device)  # what is still to be done of the steps before belongs to them
+        """Time spent in this context is not counted as step time."""
+        wait_for(self._device)  # the remaining work of earlier steps still counts as theirs
         before = self._totals()
         yield
         wait_for(self._device)
@@ -128,7 +128,7 @@ class TrainingProgress:
         self.aside_seconds += between.clock - between.compiled
 
     def is_due(self, every: int) -> bool:
-        """Whether something done every so many steps, and at the end, is due now; 0 means never."""
+        """Whether something that is due every so many steps, and at the end, is due now; 0 means never."""
         return every > 0 and (self.step % every == 0 or self.step == self.steps)
 
     def elapsed(self) -> float:
@@ -136,7 +136,7 @@ class TrainingProgress:
         return time.monotonic() - self._marks[0].clock
 
     def speed(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, float]:
-        """Seconds and rates since the last call, without compiling, evaluation and saving."""
+        """Seconds and rates since the last call, without compilation, evaluation and saving."""
         before, self._line = self._line, self._totals()
         since = self._line.since(before)
         known = {name: rate for name, rate in since.rates(global_batch, work, ranks).items() if rate is not None}
@@ -144,50 +144,50 @@ class TrainingProgress:
         return {"seconds": round(since.training, 6), **known, "data_wait_share": share}
 
     def steady_speed(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, Any]:
-        """The same rates of the run, without its first steps where it has enough others; and from which step on."""
+        """The rates of the run without its first steps, if there are enough others; and the step they start at."""
         end = self._end or self._totals()
         begin = steady(self._marks, end)
         return {**end.since(begin).rates(global_batch, work, ranks), "rates_from_step": begin.steps + 1}
 
 
 def train(parts: Parts, first: int, metrics: Metrics, requests: SignalRequests) -> TrainingProgress:
-    """Run the optimizer steps from `first`, counted from 0, until the last one, a signal, or the end of patience."""
+    """Run the optimizer steps from `first`, counted from 0, to the last one, a signal, or early stopping."""
     progress = TrainingProgress(first, parts.steps, parts.device)
     if parts.settings.recipe.efficiency.compile.enabled:
         progress.compiling.listen()
     with parts.checkpoints.outlasting_failure():
         take_steps(parts, progress, metrics, requests)
         progress.finish()
-        if progress.targetless and parts.world.rank == 0:  # without packing a stream leaves them in
+        if progress.targetless and parts.world.rank == 0:  # without packing, a stream keeps such samples
             samples = (progress.step - progress.first) * parts.settings.batch.global_
             what = "warning: %d of %d samples had no target to predict: set data.sequence_length higher"
             log.warning(what, progress.targetless, samples)
-        parts.heartbeat.set_phase(CHECKPOINT)  # one may still be written in the background
+        parts.heartbeat.set_phase(CHECKPOINT)  # a checkpoint may still be written in the background
         parts.profiler.finish()
-        if parts.steps == 0:  # a run that only evaluates
+        if parts.steps == 0:  # a run with 0 steps only evaluates
             evaluate(parts, progress, metrics)
         parts.checkpoints.wait()
     return progress
 
 
 def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, requests: SignalRequests) -> None:
-    """The optimizer steps of a run, with what is due after each: a line, an evaluation, a checkpoint."""
+    """Take the optimizer steps, each followed by what is due: a metrics line, an evaluation, a checkpoint."""
     recipe = parts.settings.recipe
     push = recipe.checkpoint.push_to_hub.repo is not None
     parts.profiler.begin()
     parts.heartbeat.begin_step(progress.first)
     with collected_between_steps() as collect:
-        # The order of samples is a function of the step; a loader_state only spares a stream the reading up to there.
+        # The order of samples is a function of the step; a loader_state only saves a stream from reading up to it.
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.heartbeat.set_phase(EXCHANGE)
-            # One collective, on the host: the tokens of the global batch, and the signals that any rank has seen.
+            # One collective, on the host: the token counts of the global batch, and the signals of all ranks.
             targets, targetless, *votes = sum_over_ranks(
                 [batch.counted, batch.targetless, *requests.votes()], parts.world
             )
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
             progress.advance(targets, tokens_in(batch) * parts.world.size, batch.loader_state)
             if targetless and not progress.targetless and parts.world.rank == 0:
-                why = "the prompt fills data.sequence_length, or the sample is one token"
+                why = "the prompt fills data.sequence_length, or the sample is a single token"
                 what = "warning: %s of step %d without a target to predict: %s"
                 log.warning(what, counted(targetless, "sample"), progress.step, why)
             progress.targetless += targetless
@@ -199,15 +199,15 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
                 report_step(parts, progress, loss, norm, metrics)
             if progress.is_due(recipe.eval.every_steps):
                 evaluate(parts, progress, metrics)
-                # No collective is needed: all ranks have the same evaluation loss.
+                # Needs no collective: all ranks have the same evaluation loss.
                 progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
-            # Several ranks obey only what all of them know of; one rank need not wait for the next step's votes.
+            # Several ranks act only on signals that all know of; a single rank need not wait for the next step's votes.
             progress.stopped_by, asked = requests.settle(votes if parts.world.size > 1 else None)
             stopped, early = progress.stopped_by is not None, progress.stopped_early
-            # A run saves where it ends before its last step: a job that is queued again goes on from there.
+            # A run that ends before its last step saves, so that a requeued job resumes from there.
             requeued = stopped and recipe.cluster.kind != "none"
             saves = requeued or ((stopped or early) and recipe.checkpoint.every_steps > 0)
-            # What goes to the Hub at the end is a checkpoint.
+            # The upload at the end needs a checkpoint.
             saves = saves or (push and (early or progress.step == progress.steps))
             best = progress.lowest and recipe.checkpoint.keep_best
             if asked or best or saves or progress.is_due(recipe.checkpoint.every_steps):
@@ -219,7 +219,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
 
 @contextmanager
 def collected_between_steps() -> Iterator[Callable[[int], None]]:
-    """Inside, garbage is collected by calls alone: what is given is to be called with the number of each step done."""
+    """In this context garbage is collected only by the yielded function, called after each step with its number."""
 
     def collect(step: int) -> None:
         if step % ALL_EVERY == 0:
@@ -229,7 +229,7 @@ def collected_between_steps() -> Iterator[Callable[[int], None]]:
 
     was_on = gc.isenabled()
     gc.collect()
-    gc.freeze()  # what is there stays: nobody need look through it again
+    gc.freeze()  # existing objects stay: no need to scan them again
     gc.disable()
     try:
         yield collect
@@ -254,10 +254,10 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
 
 
 def optimizer_step(parts: Parts, step: int, batch: Batch, targets: int) -> tuple[Tensor, Tensor | float]:
-    """All micro steps and the update; this rank's summed loss and the norm. targets: of the global batch."""
+    """All micro steps and the update; this rank's summed loss and the gradient norm. targets: of the global batch."""
     strategy = parts.strategy
-    # Gradients are shares of the global batch's mean. DDP, FSDP and ZeRO average over the ranks what they reduce, which
-    # is undone here, so that the update is the mean over the tokens of the global batch.
+    # Gradients are shares of the global batch's mean. DDP, FSDP and ZeRO average gradients over the ranks, which
+    # is undone here, so that the update uses the mean over the tokens of the global batch.
     share = parts.world.size / max(1, targets)
     total = torch.zeros((), device=parts.device)
     micro_batches, bounds = split_micro(batch, parts), bounds_of_micro(batch, parts.settings.batch.micro)
@@ -278,7 +278,7 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, targets: int) -> tuple
             total += loss.detach()
     parts.heartbeat.set_phase(OPTIMIZER)
     with parts.memory.update(strategy):
-        # Both are left on the device: reading them would wait for it.
+        # Both stay on the device: reading them would wait for it.
         return total, strategy.update(parts.learning_rate(step))
 
 
@@ -290,10 +290,10 @@ def split_micro(batch: Batch, parts: Parts) -> list[dict[str, Tensor]]:
 
 
 def seed_dropout(parts: Parts, step: int, index: int) -> None:
-    """Give the samples of a micro step their dropout masks; without dropout there is nothing to draw."""
+    """Seed the dropout masks of a micro step's samples; without dropout nothing is drawn."""
     if parts.model.stochastic:
         batch = parts.settings.batch
-        # The position in the global batch, not the rank: the same samples get the same masks on any number of ranks.
+        # By position in the global batch, not by rank: samples get the same masks on any number of ranks.
         position = (parts.world.rank * batch.accumulation + index) * batch.micro
         torch.manual_seed(derived_seed(parts.settings.recipe.train.seed, "dropout", step, position))
 
@@ -322,7 +322,7 @@ def report_step(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Te
 
 
 def expert_use(model: Model, world: World) -> dict[str, Any]:
-    """Use of the experts since the line before, for the metrics; empty for a dense model. Called on every rank."""
+    """Expert usage since the previous line, for the metrics; empty for a dense model. Called on every rank."""
     load, model.expert_load = model.expert_load, None
     if load is None:
         return {}
@@ -330,17 +330,18 @@ def expert_use(model: Model, world: World) -> dict[str, Any]:
     counts = sum_over_ranks(load.flatten().tolist(), world)
     rows = [counts[block * experts : (block + 1) * experts] for block in range(blocks)]
     shares = [[round(count / max(1, sum(row)), 6) for count in row] for row in rows]
-    # The shares of each block with experts; the largest share over the mean share in the least even block, 1 is even.
+    # Shares of tokens per block with experts; then, in the least even block, the largest share over the mean share: 1
+    # is even.
     return {"expert_imbalance": round(max(map(max, shares)) * experts, 6), "expert_shares": shares}
 
 
 def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) -> None:
-    """TrainingError when loss or gradients are not finite, and so the weights: no later step repairs that."""
-    if parts.settings.dtype == "fp16":  # loss scaling skips such a step, and the next may be sound again
+    """TrainingError if loss or gradients are not finite: then neither are the weights, and no later step repairs them."""
+    if parts.settings.dtype == "fp16":  # loss scaling skips such a step, and the next may be finite again
         return
     for what, value in (("loss", loss), ("norm of the gradients", float(norm))):
         if not math.isfinite(value):
-            raise TrainingError(f"the {what} is {value} at step {step}", hint="lower optimizer.lr, or see the data")
+            raise TrainingError(f"the {what} is {value} at step {step}", hint="lower optimizer.lr, or check the data")
 
 
 def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None:
@@ -355,13 +356,16 @@ def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None
 
 
 def save_checkpoint(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float) -> None:
-    """Save after the step just done. TrainingError as of :func:`refuse_lost_run`: the last good one must stay."""
+    """Save after the step just done.
+
+    TrainingError as of :func:`refuse_lost_run`: the last good one must stay.
+    """
     if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
     mean = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
     if not math.isfinite(mean) and parts.settings.dtype == "fp16":
-        # The step may be one of those that loss scaling skips: the run goes on, without a checkpoint of it.
+        # Loss scaling may skip this step: the run goes on, without a checkpoint of the step.
         if parts.world.rank == 0:
             what = "no checkpoint is saved after step %d: its loss is %s, and so may its weights be"
             log.warning(what, progress.step, mean)
@@ -376,7 +380,7 @@ def save_checkpoint(parts: Parts, progress: TrainingProgress, loss: Tensor, norm
 
 
 def finish_uploads(parts: Parts, progress: TrainingProgress, requests: SignalRequests) -> Signals | None:
-    """Wait on all ranks until rank 0 has uploaded what the recipe asks for; the signal that ended the run or this.
+    """Wait on all ranks until rank 0 has finished its uploads; returns the signal that ended the run or this wait.
 
     TrainingError for what could not be uploaded.
     """
@@ -386,7 +390,7 @@ def finish_uploads(parts: Parts, progress: TrainingProgress, requests: SignalReq
     if pushes is not None and stop is None:
         last, resumed = newest(root) if root is not None else None, parts.settings.resume
         if last is None and resumed is not None and 0 < parts.steps <= progress.first:
-            last = resumed  # of another run, whose upload may have failed: nothing is left to train
+            last = resumed  # no step was left to train: the checkpoint is another run's, whose upload may have failed
         if last is not None:
             pushes.finish(last)
         elif progress.step > progress.first:
@@ -394,9 +398,9 @@ def finish_uploads(parts: Parts, progress: TrainingProgress, requests: SignalReq
         else:
             log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
         if waiting := pushes.unfinished():
-            log.info("the end waits for the upload of %s to %s", listed(waiting), pushes.repo)
+            log.info("waiting for the upload of %s to %s", listed(waiting), pushes.repo)
     while stop is None:
-        # In short steps: a collective that waits has an end, and signals are seen by all ranks.
+        # In short waits: no collective times out, and all ranks see signals.
         busy, *votes = sum_over_ranks([int(pushes is not None and pushes.is_busy()), *requests.votes()], parts.world)
         if not busy:
             break

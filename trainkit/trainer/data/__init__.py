@@ -1,4 +1,4 @@
-"""Data: what the samples are, and the order in which every rank sees them."""
+"""Data: what a sample is, and the order in which every rank sees the samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainkit.lazy import Registry
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.source import Source
 
-# `data.kind` -> what opens it. Each raises TrainingError, with the setting or file to blame, for unusable data.
+# `data.kind` -> the function that opens it. Each raises TrainingError, naming the setting or file, for unusable data.
 SOURCES: Registry[Callable[[Recipe, Path], Source]] = Registry(
     {
         "text": "trainkit.trainer.data.text:open_source",

@@ -1,4 +1,4 @@
-"""Data sets and JSON lines, opened: which files they have, what of them is held out, in memory or as a stream."""
+"""Open data sets and JSON lines, in memory or as a stream: find their files, and hold out rows for evaluation."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from trainkit.trainer.data.streaming import RowStream, Sample, Shards, Windows, 
 from trainkit.trainer.randomness import derived_seed
 
 _LOOK = 4096  # bytes
-_TAIL = 8  # bytes that end a parquet file: the size of the metadata before them, and PAR1
-_FORMAT = 1  # of what is told apart by `_identity`: another order of samples is another number
-# Settings that decide no sample's number; files and tokenizers count with their content.
+_TAIL = 8  # bytes at the end of a parquet file: the size of the metadata before them, and PAR1
+_FORMAT = 1  # version of `_identity`: increased when the order of samples changes
+# Settings that do not affect the numbering of samples; files and tokenizers count by content.
 _APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch_factor", "pin_memory"}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFiles:
-    """The files of one source, looked at. held_out: those to evaluate on, where they are apart. names: of labels."""
+    """The files of one source. held_out: separate files to evaluate on, if any. names: of labels."""
 
     asked: Mixed
     files: Sequence[Path]
@@ -51,7 +51,7 @@ class SourceFiles:
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
-    """The source of a recipe whose `data.kind` is dataset or jsonl. TrainingError names the file or row to blame."""
+    """The source of a recipe whose `data.kind` is dataset or jsonl. TrainingError names the bad file or row."""
     data = cast("Rows", recipe.data)
     asked = [each for each in data.mix if each.weight]
     if not asked:
@@ -68,7 +68,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 
 
 def _files_of(asked: Mixed, data: Rows) -> SourceFiles:
-    """The files of a source, each looked at. TrainingError names a file or a column."""
+    """The files of a source, each checked. TrainingError names a file or a column."""
     paths = [Path(each).absolute() for each in ([asked.path] if isinstance(asked.path, str) else asked.path)]
     text = None if data.messages_field or data.tokens_field else asked.field or data.field
     named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
@@ -88,28 +88,28 @@ def _files_of(asked: Mixed, data: Rows) -> SourceFiles:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """One source of a stream. begins: where the rows behind those that are held out do, in the files that have both."""
+    """One source of a stream. begins: the first row after those held out, in files that have both kinds."""
 
     found: SourceFiles
     reader: RowReader
     seed: int
     held_out: Sequence[RawRow]
-    begins: Mapping[Path, ShardPosition | None]  # None where a file has no other rows
+    begins: Mapping[Path, ShardPosition | None]  # None if a file has no rows left to train on
 
 
 def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
-    """The source of a recipe with `data.streaming`, and what of it is read now: the rows that are held out."""
+    """The source of a recipe with `data.streaming`. Only the held-out rows are read now."""
     data, seed, reader = cast("Rows", recipe.data), recipe.train.seed, RowReader.of(recipe)
-    # One that is not mixed has the seed of data that is not streamed.
+    # A single source has the seed that it has without streaming.
     seeds = [derived_seed(seed, "source", number) if data.mix else seed for number in range(len(asked))]
     opened = [_opened(each, reader, own) for each, own in zip(asked, seeds, strict=True)]
     names = tuple(data.labels)
     if data.label_field and not names:
         if len({each.found.names for each in opened}) > 1:
-            what = "data.mix: the sources give labels different names, or only some of them do"
+            what = "data.mix: the sources name their labels differently, or only some of them do"
             raise TrainingError(what, hint="name the labels in data.labels")
         names = opened[0].found.names
-    # What one source holds out of a file is not trained on by another, or where the file is named again.
+    # Rows that one source holds out of a file are not trained on by another source with the same file.
     begins: dict[Path, ShardPosition | None] = {}
     for path, begin in (pair for each in opened for pair in each.begins.items()):
         known = begins.get(path, START)
@@ -120,11 +120,11 @@ def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
     if not held_out:
         rows = sum(len(each.held_out) for each in opened)
         what = f"data.path: {described} has no row to evaluate on"
-        hint = "see whether its files are whole, or set data.validation_split"
+        hint = "check that its files are complete, or set data.validation_split"
         if rows:
-            what = f"data.path: {counted(rows, 'row')} held out of {described}: nothing of them is to be predicted"
+            what = f"data.path: {counted(rows, 'row')} held out of {described} have no target to predict"
             what += f" within {data.sequence_length} tokens"
-            hint = "raise data.validation_rows, or data.sequence_length where prompts are longer"
+            hint = "raise data.validation_rows, or data.sequence_length if prompts are longer"
         raise TrainingError(what, hint=hint)
     encoder = reader.encoder
     identity = _identity(recipe, [each.found for each in opened], encoder.fingerprint)
@@ -151,7 +151,7 @@ def _held_out_batch(form: BatchFormat, samples: Sequence[Sample], indices: Seque
 
 
 def _opened(asked: Mixed, reader: RowReader, seed: int) -> OpenedSource:
-    """A source with the first of its rows, or of those to evaluate on, held out. TrainingError as of `_files_of`."""
+    """A source with its first rows, or those of its validation files, held out. TrainingError as of `_files_of`."""
     found, data = _files_of(asked, reader.data), reader.data
     reader = replace(reader, data=data.model_copy(update={"field": asked.field or data.field}))
     rows: list[RawRow] = []
@@ -171,24 +171,25 @@ def _opened(asked: Mixed, reader: RowReader, seed: int) -> OpenedSource:
 
 
 def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -> Shards:
-    """The files to train on, behind what is held out. TrainingError where nothing is left."""
+    """The files to train on, without the held-out rows. TrainingError if nothing is left."""
     paths, data = opened.found.files, opened.reader.data
     order = opened.seed if data.shuffle_files and len(paths) > 1 else None
     filled = opened.reader.content_fields if data.skip_empty else ()
     starts = [begins.get(path.resolve(), START) for path in paths]
     shards = Shards(paths, opened.found.columns, starts, order, filled)
     if next(shards.rows(0, START), None) is None:
-        for raw in opened.held_out:  # what is no row at all is named first
+        for raw in opened.held_out:  # an invalid row is reported first
             raw.row()
         rows = len(opened.held_out) if opened.begins else 0
         held = f" beside the {counted(rows, 'row')} held out for evaluation" if rows else ""
         what = f"data.path: {listed([str(path) for path in paths])} has no row to train on{held}"
-        raise TrainingError(what, hint="set data.validation_rows lower" if held else "see whether the files are whole")
+        hint = "set data.validation_rows lower" if held else "check that the files are complete"
+        raise TrainingError(what, hint=hint)
     return shards
 
 
 def _identity(recipe: Recipe, sources: Sequence[SourceFiles], tokenizer: str) -> str:
-    """A digest of all that decides which sample has which number."""
+    """A digest of everything that decides the numbering of samples."""
     task = getattr(recipe.model, "task", "causal_lm")
     settings = recipe.data.model_dump(mode="json", exclude=_APART)
     files = [
@@ -199,9 +200,9 @@ def _identity(recipe: Recipe, sources: Sequence[SourceFiles], tokenizer: str) ->
 
 
 def _look_at(file: Path) -> tuple[int, str]:
-    """Size in bytes, and a digest of some of the content: a file that was written anew may be as long as before.
+    """Size in bytes, and a digest of parts of the content: a rewritten file may have the same size.
 
-    Of parquet the whole foot is looked at: the place, size, lowest and highest value of each part of a column.
+    Of parquet the whole footer counts: offset, size, lowest and highest value of each column chunk.
     """
     size, found, foot = file.stat().st_size, hashlib.sha256(), 0
     with reading(file), file.open("rb") as content:

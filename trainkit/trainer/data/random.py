@@ -1,4 +1,4 @@
-"""Random samples: the dummy data set of the guides on training efficiently, for measuring speed and memory."""
+"""Random samples for measuring speed and memory, as in Hugging Face's guides on efficient training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 
 
 def sequence_batch(data: RandomData, seed: int, first: int, indices: Sequence[int]) -> Batch:
-    """For language models: every token is to be predicted."""
+    """For language models: every token is a target."""
     ids = _ids(data, seed, first, indices, data.sequence_length + 1)
     targets = ids[:, 1:].contiguous()
     return Batch({"tokens": ids[:, :-1].contiguous(), "targets": targets}, targets.numel())
@@ -41,18 +41,18 @@ def labelled_batch(data: RandomData, seed: int, first: int, indices: Sequence[in
 
 
 def random_pairs(data: RandomData, seed: int, first: int, indices: Sequence[int]) -> Batch:
-    """For encoder-decoders: each target token is to be predicted."""
+    """For encoder-decoders: every token of the target text is a target."""
     lengths = Lengths.of(data)
     ids = _ids(data, seed, first, indices, lengths.source + lengths.target).numpy()
     pairs = ((row[: lengths.source], row[lengths.source :]) for row in ids)
     return pair_batch(pairs, lengths, padding=0)
 
 
-# `model.task` -> what makes its batches; the others take sequences.
+# `model.task` -> the function that makes its batches; other tasks take sequences.
 MAKERS = {"sequence_classification": labelled_batch, "seq2seq_lm": random_pairs}
 
 
 def _ids(data: RandomData, seed: int, first: int, indices: Sequence[int], length: int) -> torch.Tensor:
-    """(samples, length) token ids, drawn from the seed and the samples' numbers: any rank may draw any of them."""
+    """(samples, length) token ids, drawn from the seed and the sample numbers alone: the same on every rank."""
     generators = (np.random.default_rng(derived_seed(seed, "random data", first + index)) for index in indices)
     return torch.from_numpy(np.stack([each.integers(data.low, data.high, length) for each in generators]))

@@ -1,4 +1,4 @@
-"""Rows with named fields become samples: read, turned into tokens, packed or padded, and split."""
+"""Turn rows with named fields into samples: read, tokenise, pack or pad, and split them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from trainkit.trainer.data.source import (
 )
 
 Rows = JsonlData | DatasetData  # the sections whose samples come from rows
-Spans = NDArray[np.int64]  # (samples, 2): first token and end of each sample
+Spans = NDArray[np.int64]  # (samples, 2): index of the first token and of the end of each sample
 
 
 @dataclass(slots=True)
 class RowReader:
-    """How the rows of a data set are read. cut: sources and targets so far that were too long."""
+    """Reads the rows of a data set. cut: how many sources and targets were too long so far."""
 
     data: Rows
     encoder: Encoder
@@ -47,35 +47,35 @@ class RowReader:
 
     @classmethod
     def of(cls, recipe: Recipe) -> RowReader:
-        """Of a recipe with rows. TrainingError where its tokenizer cannot be read."""
+        """The reader of a recipe with rows. TrainingError if its tokenizer cannot be read."""
         data = cast("Rows", recipe.data)
         encoder = open_encoder(data.tokenizer)
         whole = isinstance(recipe.model, HfModel) and recipe.model.task != "causal_lm"
-        # Of a pair the source's tokens go first, and the target's are those that are predicted.
+        # In a pair the source's tokens come first, and only the target's are predicted.
         pairs = Lengths.of(data) if is_writing(recipe) else None
         length = pairs.source + pairs.target if pairs else data.sequence_length
         return cls(data, encoder, BatchFormat(length, encoder.padding, whole, pairs), is_packed(recipe))
 
     @property
     def ahead(self) -> int:
-        """Tokens beyond a sample that its targets reach."""
+        """How many tokens a sample's targets extend beyond its inputs."""
         return 0 if self.form.whole else 1
 
     @property
     def kind(self) -> str:
-        """Format of ids, as `array` names it: those of texts are held in memory by the million."""
+        """Type code of `array` for ids: millions of them are held in memory."""
         # Four bytes a token, or one, where Python's integers would take 28.
         return "B" if self.encoder.unit == "bytes" and not self.data.tokens_field else "I"
 
     @property
     def content_fields(self) -> tuple[str, ...]:
-        """The fields that hold what is trained on."""
+        """The fields with the content to train on."""
         if whole := self.data.messages_field or self.data.tokens_field:
             return (whole,)
         return (self.data.prompt_field, self.data.field) if self.data.prompt_field else (self.data.field,)
 
     def tokens(self, row: SourceRow) -> tuple[Sequence[int], bytes]:
-        """Ids, and a byte for each: 1 where it is predicted. TrainingError for a row without what the recipe names."""
+        """Ids, and a byte for each: 1 if it is predicted. TrainingError if a field of the recipe is missing."""
         encoder, data = self.encoder, self.data
         if data.messages_field:
             return self._chat(row, data.messages_field)
@@ -129,44 +129,47 @@ class RowReader:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """All texts as one row of token ids. predicted: which are targets. starts: each text's first token, and the end."""
+    """All texts as one sequence of token ids. predicted: which are targets.
+
+    starts: index of each text's first token, and the end.
+    """
 
     ids: Ids
     predicted: Mask
     starts: NDArray[np.int64]
-    highest: int  # token id; -1 without any
-    where: str  # the place of the highest
-    cut: int  # sources and targets that were too long
-    passed_over: int  # rows
-    labels: Sequence[tuple[int | str, str]]  # of each text, with its place, where they are labelled
+    highest: int  # the highest token id; -1 without any
+    where: str  # the location of the highest
+    cut: int  # how many sources and targets were cut
+    skipped: int  # rows that were skipped
+    labels: Sequence[tuple[int | str, str]]  # the label and location of each text, if texts have labels
 
 
 def read_texts(rows: Iterable[SourceRow], reader: RowReader) -> Texts:
-    """Every row, held in memory. TrainingError names the place of one without what the recipe names."""
+    """Read every row into memory. TrainingError locates a row without a field that the recipe names."""
     ids, answers, starts = array(reader.kind), bytearray(), [0]
-    highest, where, passed_over, reader.cut = -1, "", 0, 0
+    highest, where, skipped, reader.cut = -1, "", 0, 0
     labels: list[tuple[int | str, str]] = []
     for row in rows:
         if reader.data.skip_empty and row.blank(reader.content_fields):
-            passed_over += 1
+            skipped += 1
             continue
         found, predicted = reader.tokens(row)
         if max(found) > highest:
             highest, where = max(found), row.place
         ids.extend(found)
-        answers += b"\0" + predicted[1:]  # the first token follows from nothing
+        answers += b"\0" + predicted[1:]  # the first token has nothing before it to be predicted from
         starts.append(len(ids))
         if reader.data.label_field:
             labels.append((row.label(reader.data.label_field), row.place))
     tokens: Ids = np.frombuffer(ids.tobytes(), dtype=np.uint8 if reader.kind == "B" else np.uint32)
     mask = np.frombuffer(bytes(answers), dtype=np.bool_)
-    return Texts(tokens, mask, np.array(starts), highest, where, reader.cut, passed_over, labels)
+    return Texts(tokens, mask, np.array(starts), highest, where, reader.cut, skipped, labels)
 
 
 def source_of_rows(
     recipe: Recipe, train: Iterable[SourceRow], validation: Iterable[SourceRow] | None = None, names: Sequence[str] = ()
 ) -> Source:
-    """Samples of the rows; without a validation set, the end is held out. names: of labels, if the data knows them."""
+    """Samples of the rows; without a validation set, the end is held out. names: of labels, if the data has them."""
     reader = RowReader.of(recipe)
     data, encoder, form = reader.data, reader.encoder, reader.form
     parts = [read_texts(rows, reader) for rows in (train, validation) if rows is not None]
@@ -174,7 +177,7 @@ def source_of_rows(
     halves, left_out = _split(parts, reader)
     sets: list[Samples] = []  # training and validation
     for texts, spans in halves:
-        first = len(sets[0]) if sets else 0  # the labels of validation follow those of training
+        first = len(sets[0]) if sets else 0  # validation labels come after training labels
         mine = numbers[first : first + len(spans)] if labels else None
         sets.append(Samples(len(spans), partial(_batch, form, texts, spans, mine)))
     highest = max(parts, key=lambda texts: texts.highest)
@@ -201,15 +204,15 @@ def _batch(
 
 
 def _split(parts: Sequence[Texts], reader: RowReader) -> tuple[list[tuple[Texts, Spans]], int]:
-    """Texts and spans for training and validation, neither empty, and how many samples had nothing to predict."""
+    """Texts and spans for training and for validation, neither empty, and the number of samples without targets."""
     data, length, ahead = reader.data, reader.form.length, reader.ahead
     found, left_out = [], 0
     for texts in parts:
         starts, ends = texts.starts[:-1], texts.starts[1:]
-        if reader.packing:  # texts end to end, instead of a sample for each
+        if reader.packing:  # texts joined end to end, instead of one sample per text
             starts, ends = np.arange(math.ceil((len(texts.ids) - ahead) / length)) * length, texts.starts[-1:]
         spans = np.stack([starts, np.minimum(starts + length + ahead, ends)], axis=1)
-        if ahead:  # a prompt may fill a sample, and a text may be a single byte: there is nothing to predict
+        if ahead:  # no targets: the prompt fills the sample, or the text is a single byte
             before = np.concatenate([[0], np.cumsum(texts.predicted)])
             kept = before[spans[:, 1]] > before[np.minimum(spans[:, 0] + 1, spans[:, 1])]
             spans, left_out = spans[kept], left_out + int(np.count_nonzero(~kept))
@@ -223,24 +226,24 @@ def _split(parts: Sequence[Texts], reader: RowReader) -> tuple[list[tuple[Texts,
         return found, left_out
     raise TrainingError(
         f"data.path: {data.path} fills {' and '.join(map(str, sizes))} samples of {data.sequence_length} tokens, and "
-        f"one for training and one for validation are the least{_left_out(left_out)}",
-        hint="raise data.sequence_length" if left_out else "lower data.sequence_length, or bring more text",
+        f"at least one for training and one for validation are needed{_left_out(left_out)}",
+        hint="raise data.sequence_length" if left_out else "lower data.sequence_length, or provide more text",
     )
 
 
 def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, NDArray[np.int64]]:
-    """The labels as numbers: as they are, or places among the names. TrainingError for one that has no number."""
+    """The labels as numbers: as they are, or as indices into the names. TrainingError for a label without a number."""
     every = [labelled for texts in parts for labelled in texts.labels]
     found_names = sorted({label for label, _ in every if isinstance(label, str)})
-    chosen = tuple(names or found_names)  # those in the data in alphabetical order, the same on every machine
+    chosen = tuple(names or found_names)  # the names in the data, in alphabetical order: the same on every machine
     numbers: dict[int | str, int] = {name: number for number, name in enumerate(chosen)}
     highest, where = -1, ""
     for label, place in every:
         if isinstance(label, str) and label not in numbers:
-            raise TrainingError(f"data.path: {place}: label {label!r} is none of data.labels: {', '.join(chosen)}")
+            raise TrainingError(f"data.path: {place}: label {label!r} is not in data.labels: {', '.join(chosen)}")
         if isinstance(label, int) and found_names:
             other = next(place for word, place in every if isinstance(word, str))
-            raise TrainingError(f"data.path: {place}: label {label} is a number, and that of {other} is a name")
+            raise TrainingError(f"data.path: {place}: label {label} is a number, but the label of {other} is a name")
         number = label if isinstance(label, int) else numbers[label]
         if number > highest:
             highest, where = number, place
@@ -249,15 +252,15 @@ def known_labels(parts: Sequence[Texts], names: Sequence[str]) -> tuple[Labels, 
 
 
 def _left_out(samples: int) -> str:
-    """What becomes of samples that a prompt alone fills: they would teach nothing."""
+    """How many samples were left out because a prompt fills them: they have no targets."""
     count = f"{samples:,} {'sample' if samples == 1 else 'samples'}"
-    return f" ({count} left out: nothing to predict within data.sequence_length)" if samples else ""
+    return f" ({count} left out: no target within data.sequence_length)" if samples else ""
 
 
 def _summary(
     parts: Sequence[Texts], reader: RowReader, labels: Labels | None, left_out: int
 ) -> tuple[str, dict[str, int | float | str]]:
-    """Description and facts. Ranks must agree on the facts, so a tokenizer that differs between machines is seen."""
+    """Description and facts. Ranks must agree on the facts, which reveals a tokenizer that differs between machines."""
     unit = "tokens" if reader.data.tokens_field else reader.encoder.unit
     texts, tokens = sum(len(each.starts) - 1 for each in parts), sum(len(each.ids) for each in parts)
     description = f"{texts:,} texts of {tokens:,} {unit}{_left_out(left_out)}"
@@ -265,9 +268,9 @@ def _summary(
     if cut := sum(each.cut for each in parts):
         description += f" ({cut:,} sources and targets cut)"
         facts["cut"] = cut
-    if passed_over := sum(each.passed_over for each in parts):
-        description += f" ({counted(passed_over, 'empty row')} passed over)"
-        facts["rows_passed_over"] = passed_over
+    if skipped := sum(each.skipped for each in parts):
+        description += f" ({counted(skipped, 'empty row')} skipped)"
+        facts["rows_passed_over"] = skipped
     if left_out:
         facts["samples_left_out"] = left_out
     if reader.encoder.unit != "bytes":

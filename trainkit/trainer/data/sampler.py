@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of seed and step, the same on any number of ranks."""
+"""The order of samples: a pure function of seed and step, independent of the number of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Permutation:
     def __getitem__(self, index: int) -> int:
         half, keys, size = self._half_bits, self._keys, self._size
         mask = (1 << half) - 1
-        while True:  # the network permutes a power of 4 below 4 x size; walk until inside: under 4 rounds on average
+        # the network permutes a power of 4 below 4 x size; repeat until the result is inside: under 4 times on average
+        while True:
             left, right = index >> half, index & mask
             for key in keys:
                 left, right = right, left ^ (_mixed(right + key & _MASK) & mask)
@@ -39,7 +40,7 @@ class Permutation:
 
 
 class RankSamples(list[int]):
-    """Samples that a rank takes in an optimizer step. first: the position of the first in the global batch."""
+    """The samples of one rank in an optimizer step. first: position of the first one in the global batch."""
 
     def __init__(self, samples: list[int], step: int, first: int) -> None:
         super().__init__(samples)
@@ -48,9 +49,9 @@ class RankSamples(list[int]):
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """Which sample is at which position of which global batch. Every epoch is a permutation of its own.
+    """Which sample is at which position of which global batch. Every epoch is a new permutation.
 
-    samples: None in a stream, which has an order of its own, and no end.
+    samples: None for a stream, which has its own order and no end.
     """
 
     seed: int
@@ -80,6 +81,6 @@ def _of_epoch(samples: int, seed: int, epoch: int) -> Permutation:
 
 
 def positions_of_rank(batch: SolvedBatch, rank: int) -> range:
-    """The positions of the global batch that a rank takes: one slice, micro batch after micro batch."""
+    """The positions of the global batch for one rank: one slice, micro batch after micro batch."""
     share = batch.micro * batch.accumulation
     return range(rank * share, (rank + 1) * share)

@@ -1,4 +1,4 @@
-"""The files of a data set by split, and the rows of one file from any place on, a few at a time."""
+"""The files of a data set by split, and the rows of a file from any position on, a few at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.recipe.suggestions import nearest
 from trainkit.trainer.data.source import reading
 from trainkit.trainer.user_code import first_line
 
-# How files begin that are no JSON lines, whatever their names: what they are, and what to do.
+# First bytes of files that are not JSON lines, whatever their names: what they are, and what to do.
 _NO_LINES = {
     b"PAR1": ("a parquet file", "give it a name that ends in .parquet, under data.kind: dataset"),
     b"\x1f\x8b": ("compressed (gzip)", "unpack it with gunzip"),
@@ -25,12 +25,12 @@ _NO_LINES = {
     b"\xfd7zX": ("compressed (xz)", "unpack it with unxz"),
     b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
     b"\xff\xfe": ("text in UTF-16", "write it in UTF-8: iconv -f UTF-16 -t UTF-8"),
-    b"[": ("a JSON array", "write each of its objects into a line of its own: jq -c '.[]'"),
+    b"[": ("a JSON array", "write each of its objects on a separate line: jq -c '.[]'"),
 }
-TABLES = (".parquet", ".arrow")  # how the names of files end that are no JSON lines
+TABLES = (".parquet", ".arrow")  # endings of files that are not JSON lines
 _MISSING = object()
 _NOTHING: tuple[Any, ...] = (None, "", [])
-_READ = 128  # rows at a time: they are held whole, whatever their columns
+_READ = 128  # rows at a time: all their columns are held in memory
 
 
 class SourceRow(NamedTuple):
@@ -40,24 +40,24 @@ class SourceRow(NamedTuple):
     fields: dict[str, Any]
 
     def wrong(self, what: str, hint: str = "") -> TrainingError:
-        """An error that names this row; without another hint, with the fields that it has."""
+        """An error that names this row; its default hint lists the row's fields."""
         names = ", ".join(self.fields) or "no field"
         return TrainingError(f"data.path: {self.place}: {what}", hint=hint or f"the row has {names}")
 
     def blank(self, fields: Iterable[str]) -> bool:
-        """Whether one of these fields is null, or a text or a list without anything."""
+        """Whether one of these fields is null, an empty text or an empty list."""
         return any(_listed_mappings(self._found(field)) in _NOTHING for field in fields)
 
     def text(self, field: str) -> str:
-        """The text of a field. TrainingError when there is none."""
+        """The text in a field. TrainingError if there is none."""
         return cast("str", self._given(field, str, "text"))
 
     def items(self, field: str) -> Sequence[Any]:
-        """The list in a field. TrainingError when there is none."""
+        """The list in a field. TrainingError if there is none."""
         return cast("list[Any]", self._given(field, list, "list"))
 
     def label(self, field: str) -> int | str:
-        """The label in a field, a number from 0 on or a name. TrainingError when there is none."""
+        """The label in a field: a number from 0 on, or a name. TrainingError if there is none."""
         found = self._given(field, object)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
             raise self.wrong(f"field {field!r} is not a label: expected a whole number or a name, not {found!r}")
@@ -66,27 +66,27 @@ class SourceRow(NamedTuple):
         return found
 
     def ids(self, field: str) -> Sequence[int]:
-        """The whole numbers in a field. TrainingError when there is anything else."""
+        """The whole numbers in a field. TrainingError for anything else."""
         found = self.items(field)
-        if not {int}.issuperset(map(type, found)):  # three times as fast as a look at each
+        if not {int}.issuperset(map(type, found)):  # three times as fast as checking each one
             odd = next(each for each in found if type(each) is not int)
             raise self.wrong(f"field {field!r} holds {odd!r}: expected whole numbers")
         return found
 
     def _given(self, field: str, kind: type, term: str = "") -> Any:
-        """What a field holds, of this kind and not empty."""
+        """The value of a field, of this kind and not empty."""
         found = self._found(field)
         if found is _MISSING:
             raise self.wrong(f"field {field!r} is missing")
         found = _listed_mappings(found) if kind is list else found
         if kind is not object and not (isinstance(found, kind) and found):
-            hint = "data.skip_empty=true passes over such rows" if found in _NOTHING else ""
+            hint = "data.skip_empty=true skips such rows" if found in _NOTHING else ""
             what = "empty" if found == kind() else f"no {term} but {_kind(found)}"
             raise self.wrong(f"field {field!r} is {what}", hint)
         return found
 
     def _found(self, field: str) -> Any:
-        """What a field holds, where it is there."""
+        """The value of a field, if it exists."""
         found: Any = self.fields
         for name in (field,) if field in self.fields else field.split("."):
             if not isinstance(found, dict) or name not in found:
@@ -96,14 +96,14 @@ class SourceRow(NamedTuple):
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in JSON's terms where it has them."""
+    """The kind of a value, in JSON's terms if possible."""
     kinds = ((bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (dict, "an object"))
     other = "null" if value is None else type(value).__name__
     return next((term for kind, term in kinds if isinstance(value, kind)), other)
 
 
 def _listed_mappings(value: Any) -> Any:
-    """A list of mappings where an older data set holds a mapping of lists."""
+    """A list of mappings, also if an older data set holds a mapping of lists."""
     if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
         lengths = {len(each) for each in value.values()}
         if len(lengths) == 1:
@@ -112,16 +112,16 @@ def _listed_mappings(value: Any) -> Any:
 
 
 def chosen_files(path: Path, asked: RowSelection) -> tuple[list[Path], list[Path]]:
-    """The files to train on, and those to evaluate on, which may be none.
+    """The files to train on, and those to evaluate on, possibly none.
 
-    path: a file, a plain folder, or what `save_to_disk` wrote. TrainingError where there is no such data.
+    path: a file, a plain folder, or a folder from `save_to_disk`. TrainingError if there is no such data.
     """
     if not path.exists():
         raise TrainingError(f"data.path: {path} does not exist", hint="check the path; it starts at the working folder")
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
     if asked.subset is not None and (path.is_file() or saved):
         what = f"data.subset: {path} has no subset {asked.subset!r}"
-        raise TrainingError(what, hint="leave data.subset out: it is for what a README.md lists")
+        raise TrainingError(what, hint="leave data.subset out: it selects from the subsets that a README.md lists")
     try:
         if path.is_file():
             splits = {"train": [path]}
@@ -137,7 +137,7 @@ def chosen_files(path: Path, asked: RowSelection) -> tuple[list[Path], list[Path
 
 
 def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
-    """The parquet files of a folder, or else its JSON lines, by split; {} where it has neither."""
+    """The parquet files of a folder, else its JSON lines, by split; {} if it has neither."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -146,7 +146,7 @@ def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
     with reading(path):
         for found, folders, files in os.walk(path, onerror=refuse, followlinks=True):
             real = Path(found).resolve()
-            # A link to a folder that it lies in would lead on for ever.
+            # A link to a parent folder would lead in circles.
             folders[:] = [each for each in folders if Path(found, each).resolve() not in (real, *real.parents)]
             below = Path(found).relative_to(path)
             names += [(below / name).as_posix() for name in files if name.endswith(READ)]
@@ -156,7 +156,7 @@ def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
 
 
 def _saved_files(path: Path) -> dict[str, list[Path]]:
-    """The Arrow files of what `save_to_disk` wrote, a data set or several as its splits."""
+    """The Arrow files that `save_to_disk` wrote: one data set, or several as splits."""
     try:
         folders = {"train": path}
         if (path / "dataset_dict.json").exists():
@@ -172,18 +172,18 @@ def _saved_files(path: Path) -> dict[str, list[Path]]:
 
 
 def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) -> tuple[int, dict[str, tuple[str, ...]]]:
-    """Its size in bytes and the names of its labels by column, where it knows them.
+    """A file's size in bytes, and its label names by column, if it has them.
 
-    Reads no more than a file's head or foot, and nothing of a pipe of JSON lines, which can be read only once, so that
-    it cannot be streamed. TrainingError for a file that is none, or has not these columns.
+    Reads only a file's head or footer, and nothing of a pipe of JSON lines, which can be read only once and so
+    cannot be streamed. TrainingError for a file of another format, or without these columns.
     """
     if path.is_dir():
         raise TrainingError(f"data.path: {path} is a folder", hint="data.kind: dataset reads folders")
     if path.exists() and not path.is_file():
         if not streamed and path.suffix not in TABLES:
             return 0, {}
-        what = f"data.path: {path} is a device or a pipe, which cannot be read from the middle"
-        raise TrainingError(what, hint="write its rows into a file")
+        what = f"data.path: {path} is a device or a pipe, which can only be read once, from its start"
+        raise TrainingError(what, hint="write its rows to a file")
     with reading(path):
         size = path.stat().st_size
         if path.suffix not in TABLES:
@@ -191,7 +191,7 @@ def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) ->
                 head = file.read(4)
             for beginning, (kind, hint) in _NO_LINES.items():
                 if head.startswith(beginning):
-                    raise TrainingError(f"data.path: {path} is {kind} and no JSON lines", hint=hint)
+                    raise TrainingError(f"data.path: {path} is {kind}, not JSON lines", hint=hint)
             return size, {}
     with _table(path) as (_, schema):
         for column in columns:
@@ -203,10 +203,13 @@ def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) ->
 
 
 class ShardPosition(NamedTuple):
-    """Before a row in a series of files. shard: number of the file. offset: the row's first byte, 0 in tables."""
+    """A position before a row in a series of files. shard: number of the file.
+
+    offset: the row's first byte, 0 in tables.
+    """
 
     shard: int = 0
-    row: int = 0  # counted from 0; of JSON lines a line
+    row: int = 0  # the row, counted from 0; in JSON lines the line
     offset: int = 0
 
 
@@ -214,7 +217,7 @@ START = ShardPosition()
 
 
 class RawRow(NamedTuple):
-    """A row as it was read: a line that is still to be parsed, or values by field."""
+    """A row as read from the file: a line that is not yet parsed, or values by field."""
 
     path: Path
     position: ShardPosition
@@ -227,7 +230,7 @@ class RawRow(NamedTuple):
         return f"{self.path}: row {row}" if isinstance(self.content, dict) else f"{self.path}:{row + 1}"
 
     def row(self) -> SourceRow:
-        """The row. TrainingError for a line that holds none."""
+        """The parsed row. TrainingError for an invalid line."""
         found: Any = self.content
         if isinstance(self.content, bytes):
             try:
@@ -235,12 +238,12 @@ class RawRow(NamedTuple):
             except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
                 raise TrainingError(f"data.path: {self.place} is not JSON: {error}") from error
             if not isinstance(found, dict):
-                raise TrainingError(f"data.path: {self.place} is not an object in braces")
+                raise TrainingError(f"data.path: {self.place} is not a JSON object")
         return SourceRow(self.place, found)
 
 
 def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[RawRow]:
-    """The rows of a file from a position on, blank lines left out. TrainingError names a row that cannot be read."""
+    """The rows of a file from a position on, without blank lines. TrainingError names a row that cannot be read."""
     if path.suffix not in TABLES:
         shard, row, offset = start
         with reading(path), path.open("rb") as lines:
@@ -252,12 +255,12 @@ def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) ->
                 row, offset = row + 1, offset + len(line)
         return
     with _table(path) as (file, schema):
-        # A name with a dot that is no column leads into a mapping.
+        # A name with a dot that is not a column selects from a mapping.
         chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in columns))
         if path.suffix == ".arrow":
             yield from _of_batches(path, (batch.select(chosen) for batch in file), 0, start)
             return
-        first = 0  # row of the group
+        first = 0  # number of the row within its group
         for group in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(group).num_rows
             if first + size > start.row:
@@ -271,7 +274,7 @@ def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPositi
     while True:
         try:
             batch = next(batches, None)
-        except Exception as error:  # Arrow raises anything over what is damaged
+        except Exception as error:  # Arrow raises any exception for damaged data
             raise _unreadable(path, row, error) from error
         if batch is None:
             return
@@ -281,10 +284,10 @@ def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPositi
 
 
 def _values(path: Path, batch: Any, shard: int, row: int) -> Iterator[RawRow]:
-    """Rows of a record batch whose first row is `row`. TrainingError names the one that holds what is no value."""
+    """Rows of a record batch whose first row is `row`. TrainingError names a row with an invalid value."""
     try:
         values = batch.to_pylist()
-    except Exception as error:  # text that is no UTF-8, times outside the calendar
+    except Exception as error:  # text that is not UTF-8, times outside the calendar
         if batch.num_rows == 1:
             raise _unreadable(path, row, error) from error
         values = ()
@@ -300,7 +303,7 @@ def _unreadable(path: Path, row: int, error: Exception) -> TrainingError:
 
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[Any, Any]]:
-    """A parquet or Arrow file, open, and its schema. TrainingError where it is none, or pyarrow is not installed."""
+    """An open parquet or Arrow file, and its schema. TrainingError if it is neither, or without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -309,14 +312,14 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
         raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
     try:
         if path.suffix == ".parquet":
-            # Buffered: a row group, which may be of gigabytes, is never read at once.
+            # Buffered: a row group may have gigabytes, and is never read at once.
             sparing = {"pre_buffer": False, "buffer_size": 1 << 20}
             file = pyarrow.parquet.ParquetFile(path, **sparing, page_checksum_verification=True)
             schema = file.schema_arrow
         else:
             file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = file.schema
-    except Exception as error:  # Arrow raises anything over what is damaged
+    except Exception as error:  # Arrow raises any exception for damaged data
         kind = "parquet" if path.suffix == ".parquet" else "Arrow"
         raise TrainingError(f"data.path: {path} is not a valid {kind} file: {first_line(error)}") from error
     with file:
@@ -324,7 +327,7 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _label_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """What `datasets` writes of its features into a file's schema."""
+    """The label names that `datasets` writes into a file's schema."""
     try:
         known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {
@@ -332,5 +335,5 @@ def _label_names(schema: Any) -> dict[str, tuple[str, ...]]:
             for column, feature in known.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
-    except (ValueError, LookupError, TypeError, AttributeError):  # written by somebody else
+    except (ValueError, LookupError, TypeError, AttributeError):  # written by another program
         return {}

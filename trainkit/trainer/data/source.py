@@ -1,4 +1,4 @@
-"""What a source of data gives: training and validation samples by number, as batches, and what is known of them."""
+"""A source of data: training and validation samples by number, as batches, and facts about them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.trainer.data.encoding import Encoder
 
-IGNORE_INDEX = -100  # a target or label that is not predicted: the default `ignore_index` of torch's losses
+IGNORE_INDEX = -100  # marks a target or label that is not predicted: the default `ignore_index` of torch's losses
 Ids = NDArray[np.integer[Any]]
 Mask = NDArray[np.bool_]
 
 
 class Batch(NamedTuple):
-    """Some samples, by the names of the model's arguments.
+    """A batch of samples, by the names of the model's arguments.
 
     Byte and token data give `tokens` and `targets` (int64, -100 where nothing is predicted), padded and labelled data
     `input_ids`, `attention_mask` and `labels` as models of transformers name them.
     """
 
     inputs: dict[str, Tensor]  # each (samples, …)
-    counted: int  # targets that are predicted: the model's loss is a sum over them
-    written: int = 0  # tokens that go through a decoder beside those of the inputs, padding too
-    loader_state: str = ""  # of a stream: where a run goes on that has all samples before these
-    targetless: int = 0  # samples of a stream of which nothing is predicted
+    counted: int  # the number of predicted targets: the model's loss is a sum over them
+    written: int = 0  # tokens that go through a decoder in addition to the inputs, with padding
+    loader_state: str = ""  # for a stream: where to resume a run that has consumed all samples before these
+    targetless: int = 0  # samples of a stream without any target
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The inputs on a device."""
@@ -46,10 +46,10 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples by number. Indexed with numbers, they give the batch of these samples, in this order."""
+    """Samples by number. Indexing with numbers gives the batch of these samples, in this order."""
 
     size: int
-    batch: Callable[[Sequence[int]], Batch]  # no closure: where loader processes are not forked, they get it by pickle
+    batch: Callable[[Sequence[int]], Batch]  # not a closure: loader processes that are not forked get it by pickle
 
     def __len__(self) -> int:
         return self.size
@@ -60,53 +60,53 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What is known of the labels. names: in order of their numbers, where they have names."""
+    """Facts about the labels. names: in the order of their numbers, if they have names."""
 
     highest: int
-    where: str  # the place of the highest
+    where: str  # the location of the highest
     names: tuple[str, ...] = ()
 
 
 class Stream(Protocol):
-    """What training samples without an end can do besides."""
+    """What endless training samples also offer."""
 
     def go_on(self, loader_state: str, number: int) -> bool:
-        """Begin where a batch's loader_state says; False where that is past sample `number`, or of another stream.
+        """Resume at a batch's loader_state; False if that is after sample `number`, or belongs to another stream.
 
-        TrainingError for what is no loader_state.
+        TrainingError if it is not a loader_state.
         """
 
     def place(self, number: int) -> str:
         """Where a sample begins: file and row, for messages."""
 
     def written_after(self, time: float) -> Sequence[Path]:
-        """The files that were changed after a time, in seconds since the epoch. TrainingError for one that is gone."""
+        """The files that changed after a time, in seconds since the epoch. TrainingError for one that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set, opened. description: in short (`12,345 bytes of text`). facts: for the summary."""
+    """An opened data set. description: in short (`12,345 bytes of text`). facts: for the summary."""
 
     train: Samples
     validation: Samples
     description: str
     facts: Mapping[str, int | float | str] = field(default_factory=dict)
-    highest: int = -1  # the highest token id in the data; -1 where that is found out sample by sample
-    where: str = ""  # the place of that token, for messages
-    labels: Labels | None = None  # of samples that have one each, where they are known before the first step
+    highest: int = -1  # the highest token id in the data; -1 if ids are checked sample by sample
+    where: str = ""  # the location of that token, for messages
+    labels: Labels | None = None  # for samples with one label each, if the labels are known before the first step
     encoder: Encoder = field(default_factory=Encoder)  # how text becomes token ids
-    padding: int | None = None  # the id that fills samples up, where some are filled up
-    stream: Stream | None = None  # of training samples that have no end, whose number is then 0
+    padding: int | None = None  # the padding id, if samples are padded
+    stream: Stream | None = None  # for endless training samples; `train` then has length 0
 
     def with_batches(self, change: Callable[[Samples, Sequence[int]], Batch]) -> Source:
-        """The same source, whose batches `change` makes out of the samples that are here."""
+        """The same source, with batches that `change` makes from these samples."""
         train, validation = (Samples(len(each), partial(change, each)) for each in (self.train, self.validation))
         return dataclasses.replace(self, train=train, validation=validation)
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Inside, an OSError is a TrainingError that names the file."""
+    """In this context an OSError becomes a TrainingError that names the file."""
     try:
         yield
     except OSError as error:
@@ -114,19 +114,19 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def is_writing(recipe: Recipe) -> bool:
-    """Whether a decoder is to write one text for another."""
+    """Whether the model writes a target text for a source text."""
     return isinstance(recipe.model, HfModel) and recipe.model.task == "seq2seq_lm"
 
 
 def tokens_of_sample(recipe: Recipe) -> int:
-    """Tokens that go through the model for a sample, at most."""
+    """The most tokens that go through the model for a sample."""
     pair = is_writing(recipe) and hasattr(recipe.data, "target_length")
     return recipe.data.sequence_length + (Lengths.of(recipe.data).target if pair else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long sources and their targets are: tokens at most, the ends included. padding: as of `data.padding`."""
+    """The lengths of sources and targets: tokens at most, with special tokens. padding: as in `data.padding`."""
 
     source: int
     target: int
@@ -134,24 +134,24 @@ class Lengths:
 
     @classmethod
     def of(cls, data: Any) -> Lengths:
-        """Of a data section whose samples are pairs."""
+        """The lengths for a data section whose samples are pairs."""
         target = data.target_length or data.sequence_length
         return cls(data.sequence_length, target, getattr(data, "padding", "max_length"))
 
     def width(self, rows: Sequence[Ids], limit: int) -> int:
-        """How far a batch of sources or targets is filled up."""
+        """The padded length of a batch of sources or targets."""
         if self.padding == "max_length":
             return limit
-        # In steps of 8: for tensor cores, and for fewer shapes to compile for.
+        # In multiples of 8: for tensor cores, and for fewer shapes to compile.
         return min(limit, -(-max(len(row) for row in rows) // 8) * 8)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFormat:
-    """What batches of rows have in common.
+    """The common format of batches of rows.
 
-    length: tokens of a sample at most, both parts of a pair together. padding: the id that fills samples up. whole:
-    they are read as a whole, not predicted token by token. pairs: where they are sources with targets.
+    length: tokens of a sample at most, both parts of a pair together. padding: the padding id. whole: samples
+    are read as a whole, not predicted token by token. pairs: set if samples are sources with targets.
     """
 
     length: int
@@ -160,9 +160,9 @@ class BatchFormat:
     pairs: Lengths | None = None
 
     def batch(self, samples: Sequence[tuple[Ids, Mask]], labels: NDArray[np.int64] | None = None) -> Batch:
-        """A batch of samples: their ids, and which of these are predicted. labels: one for each sample, if they have.
+        """A batch of samples: their ids, and which of these are predicted. labels: one per sample, if there are labels.
 
-        What a sample does not fill is padding. Of a pair the target is what is predicted.
+        Short samples are padded. In a pair the target is predicted.
         """
         if self.pairs:
             return pair_batch(
@@ -171,7 +171,7 @@ class BatchFormat:
         if self.whole:
             inputs = _read_whole(*_filled([ids for ids, _ in samples], self.length, self.padding))
             return Batch(inputs if labels is None else {**inputs, "labels": torch.from_numpy(labels)}, len(samples))
-        # No attention mask: padding is at the end, where no token before it looks.
+        # No attention mask: padding is at the end, and no token attends to later ones.
         tokens = np.full((len(samples), self.length), self.padding, dtype=np.int64)
         targets = np.full((len(samples), self.length), IGNORE_INDEX, dtype=np.int64)
         for row, (ids, predicted) in enumerate(samples):
@@ -182,9 +182,9 @@ class BatchFormat:
 
 
 def pair_batch(pairs: Iterable[tuple[Ids, Ids]], lengths: Lengths, padding: int) -> Batch:
-    """A batch of sources with targets, as encoder-decoders of transformers take them.
+    """A batch of sources with targets, in the form that transformers' encoder-decoders take.
 
-    `input_ids` (samples, source), `attention_mask` where some are padded, `labels` (samples, target), -100 behind the
+    `input_ids` (samples, source), `attention_mask` if some are padded, `labels` (samples, target), -100 after the
     end of each.
     """
     sources, targets = zip(*pairs, strict=True)
@@ -194,7 +194,7 @@ def pair_batch(pairs: Iterable[tuple[Ids, Ids]], lengths: Lengths, padding: int)
 
 
 def _filled(rows: Sequence[Ids], width: int, filler: int) -> tuple[NDArray[np.int64], Mask]:
-    """Rows of one width, and which of their places were not filled up."""
+    """Rows padded to one width, and which positions are not padding."""
     ids = np.full((len(rows), width), filler, dtype=np.int64)
     real = np.zeros((len(rows), width), dtype=np.bool_)
     for place, row in enumerate(rows):
@@ -205,13 +205,13 @@ def _filled(rows: Sequence[Ids], width: int, filler: int) -> tuple[NDArray[np.in
 
 def _read_whole(ids: NDArray[np.int64], real: Mask) -> dict[str, Tensor]:
     inputs = {"input_ids": torch.from_numpy(ids)}
-    if not real.all():  # a mask would cost the flash kernel
+    if not real.all():  # a mask would rule out the flash kernel
         inputs["attention_mask"] = torch.from_numpy(real.astype(np.int64))
     return inputs
 
 
 def widened(batch: Batch, lengths: Lengths, padding: int) -> Batch:
-    """The same batch with samples as long as any may be, all of whose places count: the most that a step takes."""
+    """The batch with samples of the greatest length and no padding: the largest that a step can be."""
     ids, labels = batch.inputs["input_ids"], batch.inputs["labels"]
     seen = batch.inputs.get("attention_mask", torch.ones_like(ids))
     more, further = (0, lengths.source - ids.shape[1]), (0, lengths.target - labels.shape[1])
@@ -224,22 +224,23 @@ def widened(batch: Batch, lengths: Lengths, padding: int) -> Batch:
 
 
 def targets_of(inputs: Mapping[str, Tensor]) -> Tensor | None:
-    """What is to be predicted, by either of its names."""
+    """The targets, under either of their names."""
     return inputs.get("targets", inputs.get("labels"))
 
 
 def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
-    """Targets or labels that are not -100, or without either one a sample."""
+    """The number of targets or labels that are not -100; without either, one per sample."""
     targets = targets_of(inputs)
     if targets is None:
         return len(next(iter(inputs.values()), ()))
-    return torch.count_nonzero(targets != IGNORE_INDEX)  # left on the device: reading it would wait for the computation
+    # stays on the device: reading it would wait for the computation
+    return torch.count_nonzero(targets != IGNORE_INDEX)
 
 
 def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
-    """How many targets of a micro batch on the host count at most; None where that is more than half of them.
+    """An upper bound of the counted targets of a micro batch on the host; None if that is more than half of them.
 
-    Rounded up to sixteenths, so that sizes that follow from it seldom change.
+    Rounded up to sixteenths, so that sizes derived from it seldom change.
     """
     targets = targets_of(inputs)
     if targets is None or targets.dim() < 2 or targets.is_floating_point():
@@ -252,7 +253,7 @@ def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
 def bounds_of_micro(batch: Batch, micro: int) -> Iterator[int | None]:
     """`targets_at_most` of each micro batch of `micro` samples."""
     targets = targets_of(batch.inputs)
-    if targets is None or batch.counted == targets.numel():  # of all of them, as in running text: nothing to count
+    if targets is None or batch.counted == targets.numel():  # all of them count, as in plain text: no bound is needed
         yield from repeat(None)
     sizes = (torch.split(each, micro) for each in batch.inputs.values())
     for each in zip(*sizes, strict=True):

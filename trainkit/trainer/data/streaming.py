@@ -1,6 +1,6 @@
-"""Streams of rows: file after file, as samples in windows that are each shuffled for themselves, without an end.
+"""Endless streams of rows: file after file, as samples in windows, each shuffled separately.
 
-A window is all that is held in memory. Where it begins is a few numbers, so that a run goes on in the middle.
+Only one window is held in memory. Its start is a few numbers, so that a run can resume in the middle.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from trainkit.trainer.data.shards import RawRow, ShardPosition, rows_of
 from trainkit.trainer.data.source import Batch, BatchFormat, Ids, Mask, reading
 from trainkit.trainer.randomness import derived_seed
 
-_UNSHUFFLED = 64  # samples of a window whose order stays
-_BLOCK = 1 << 20  # picks that are counted at a time
+_UNSHUFFLED = 64  # samples of a window that is not shuffled
+_BLOCK = 1 << 20  # picks counted at a time
 _FORMAT = 1  # of loader states
 
 
 class WindowStart(NamedTuple):
-    """Where a window begins: in which row of which file, and after how many tokens of that row. Bookmarks hold it."""
+    """Where a window begins: the file, the row, and the tokens of that row before it. Part of a loader state."""
 
     epoch: int = 0
     window: int = 0  # of the epoch
-    first: int = 0  # number of its first sample, all epochs counted
-    shard: int = 0  # the file, counted in the epoch's order
+    first: int = 0  # number of its first sample, counted over all epochs
+    shard: int = 0  # number of the file in the epoch's order
     row: int = 0
     offset: int = 0
     skip: int = 0  # tokens
@@ -45,13 +45,13 @@ class WindowStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The files of a source, in order. begins: where their rows for training do; None in a file without any."""
+    """The files of a source, in order. begins: the first training row of each; None for a file without any."""
 
     paths: Sequence[Path]
     columns: Sequence[str]
     begins: Sequence[ShardPosition | None]
-    seed: int | None  # of their order, which every epoch has one of its own of; None leaves them as they are
-    filled: Sequence[str] = ()  # rows in which one of these fields is empty are passed over
+    seed: int | None  # seed of the files' order, which differs in each epoch; None keeps the order
+    filled: Sequence[str] = ()  # rows in which one of these fields is empty are skipped
 
     def rows(self, epoch: int, start: ShardPosition) -> Iterator[RawRow]:
         """The rows of an epoch from a position on. TrainingError names the file and row of one that cannot be read."""
@@ -66,7 +66,7 @@ class Shards:
 
 
 class Sample(NamedTuple):
-    """Token ids and which of them are predicted. place: of the row that it begins in, for messages."""
+    """Token ids, and which of them are predicted. place: the row in which it begins, for messages."""
 
     ids: Ids
     predicted: Mask
@@ -82,13 +82,13 @@ def batch_of(form: BatchFormat, samples: Sequence[Sample]) -> Batch:
 
 
 def sample_of(raw: RawRow, reader: RowReader, names: Sequence[str]) -> Sample:
-    """A row as a sample of its own. TrainingError names the row where it cannot be one. names: of labels."""
+    """A row as one sample. TrainingError names a row that cannot be one. names: of labels."""
     row, most = raw.row(), reader.form.length + reader.ahead
     tokens, predicted = reader.tokens(row)
     label = row.label(reader.data.label_field) if reader.data.label_field else None
     if isinstance(label, str):
         if label not in names:
-            known = f"none of data.labels: {', '.join(names)}" if names else "a name, and data.labels is empty"
+            known = f"not in data.labels: {', '.join(names)}" if names else "a name, and data.labels is empty"
             raise row.wrong(f"label {label!r} is {known}")
         label = names.index(label)
     ids = np.array(tokens[:most], dtype=np.uint32)
@@ -96,7 +96,7 @@ def sample_of(raw: RawRow, reader: RowReader, names: Sequence[str]) -> Sample:
 
 
 def samples_of(rows: Iterable[RawRow], reader: RowReader, names: Sequence[str]) -> list[Sample]:
-    """All samples that some rows give. TrainingError names a row that cannot be one."""
+    """The samples of these rows. TrainingError names a row that cannot be one."""
     if not reader.packing:
         found = (sample_of(raw, reader, names) for raw in rows)
         return [sample for sample in found if not reader.ahead or sample.predicted[1:].any()]
@@ -107,7 +107,7 @@ def samples_of(rows: Iterable[RawRow], reader: RowReader, names: Sequence[str]) 
 
 
 class Windows:
-    """The samples of a source by number, epoch after epoch. To go forward is cheap. names: of labels."""
+    """The samples of a source by number, epoch after epoch. Going forward is cheap. names: of labels."""
 
     def __init__(self, shards: Shards, reader: RowReader, names: Sequence[str], seed: int) -> None:
         self.shards, self._reader, self._names, self._seed = shards, reader, names, seed
@@ -122,12 +122,12 @@ class Windows:
         self.go_on(begin)
 
     def go_on(self, begin: WindowStart) -> None:
-        """Begin at a window that :attr:`position` was once at; what is before it is read again when it is asked for."""
+        """Begin at an earlier value of :attr:`position`; samples before it are read again if they are requested."""
         self._begin = begin
         self._read_from(begin)
 
     def __getitem__(self, number: int) -> Sample:
-        """A sample. TrainingError names the row that cannot be one, or the file."""
+        """The sample of a number. TrainingError names a row that cannot be one, or the file."""
         if self._process != os.getpid() or number < self.position.first:
             self._read_from(self._begin if self._begin.first <= number else WindowStart())
         while number >= self.position.first + self._size:
@@ -137,7 +137,7 @@ class Windows:
         return self._packed[place] if self._packed else sample_of(self._apart[place], self._reader, self._names)
 
     def _read_from(self, position: WindowStart) -> None:
-        """Nothing is read: the next window is the one here. Also in a process that has inherited open files."""
+        """Set the next window without reading it. Also used in a process that has inherited open files."""
         self._process = os.getpid()
         self.position = self._next = position
         self._size, self._order = 0, Permutation(1, 0)
@@ -147,7 +147,7 @@ class Windows:
         self._carried = _Tokens(self._reader)
 
     def _advance(self) -> None:
-        """Read the next window. TrainingError where a whole epoch gives no sample."""
+        """Read the next window. TrainingError if a whole epoch gives no sample."""
         self.position = begin = self._next
         self._apart, self._packed = [], []
         if self._rows is None:
@@ -159,20 +159,20 @@ class Windows:
             if not self._size and not begin.window:
                 length = self._reader.form.length
                 raise TrainingError(
-                    f"data.path: the rows from {self.shards.paths[0]} on fill no sample of {length} tokens",
-                    hint="bring more text, or raise data.sequence_length where prompts are longer",
+                    f"data.path: the rows from {self.shards.paths[0]} on do not fill a sample of {length} tokens",
+                    hint="provide more text, or raise data.sequence_length if prompts are longer",
                 )
             self._next = WindowStart(begin.epoch + 1, first=begin.first + self._size)
         else:
             position, skip = following
             window = begin.window + (self._size > 0)
             self._next = WindowStart(begin.epoch, window, begin.first + self._size, *position, skip)
-        # The whole of a small data set in one window has the order that it has when it is not streamed.
+        # A small data set that fits into one window has the same order as without streaming.
         which = ("window", begin.window) if begin.window else ()
         self._order = Permutation(self._size, derived_seed(self._seed, "epoch", begin.epoch, *which))
 
     def _gather(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
-        """Take rows that are a sample each; where the next window begins, or None at the end of the epoch."""
+        """Take one sample per row; where the next window begins, or None at the end of the epoch."""
         for raw in rows:
             if len(self._apart) == (self._reader.data.shuffle_buffer or _UNSHUFFLED):
                 self._rows = chain([raw], rows)
@@ -181,7 +181,7 @@ class Windows:
         return None
 
     def _pack(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
-        """Take texts end to end; where the next window begins, or None at the end of the epoch."""
+        """Join texts end to end; where the next window begins, or None at the end of the epoch."""
         length, ahead = self._reader.form.length, self._reader.ahead
         count = self._reader.data.shuffle_buffer or _UNSHUFFLED
         tokens, following = self._carried, None
@@ -198,7 +198,7 @@ class Windows:
 
 
 class _Tokens:
-    """Texts end to end, with the row of each. starts: of each text, below 0 where its beginning is cut off."""
+    """Texts joined end to end, with the row of each. starts: of each text, below 0 if its beginning is cut off."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
@@ -210,12 +210,12 @@ class _Tokens:
         """One more text, without its first `skip` tokens."""
         found, predicted = self._reader.tokens(raw.row())
         self.starts.append(len(self.ids) - skip)
-        self._rows.append(raw._replace(content=type(raw.content)()))  # the content is not needed any more
+        self._rows.append(raw._replace(content=type(raw.content)()))  # the content is no longer needed
         self.ids.extend(found[skip:])
-        self._answers += (b"\0" + predicted[1:])[skip:]  # the first token follows from nothing
+        self._answers += (b"\0" + predicted[1:])[skip:]  # the first token has nothing before it to be predicted from
 
     def after(self, place: int) -> tuple[_Tokens, tuple[ShardPosition, int]]:
-        """What follows from a token on, and where that is: a row, and how many of its tokens are before."""
+        """The rest from a token on, and its position: a row, and how many of its tokens come before."""
         text = bisect_right(self.starts, place) - 1
         rest = _Tokens(self._reader)
         rest.ids, rest._answers = self.ids[place:], self._answers[place:]
@@ -223,19 +223,19 @@ class _Tokens:
         return rest, (self._rows[text].position, place - self.starts[text])
 
     def samples(self, count: int) -> list[Sample]:
-        """The first samples, fewer where some are left out."""
+        """The first samples; fewer if some are left out."""
         length, ahead = self._reader.form.length, self._reader.ahead
         ids: Ids = np.frombuffer(self.ids.tobytes(), dtype=np.uint8 if self._reader.kind == "B" else np.uint32)
         predicted = np.frombuffer(bytes(self._answers), dtype=np.bool_)
         spans = [slice(start, min(start + length + ahead, len(ids))) for start in range(0, count * length, length)]
-        # As in data that is not streamed: what a prompt fills has nothing to predict, and is left out.
+        # As without streaming: a sample that a prompt fills has no targets, and is left out.
         kept = [span for span in spans if not ahead or predicted[span][1:].any()]
         places = (self._rows[bisect_right(self.starts, span.start) - 1].place for span in kept)
         return [Sample(ids[span], predicted[span], place) for span, place in zip(kept, places, strict=True)]
 
 
 class RowStream:
-    """Training samples by number, without an end, out of one source or several. weights: one for each, above 0."""
+    """Endless training samples by number, from one or several sources. weights: one per source, above 0."""
 
     def __init__(
         self, sources: Sequence[Windows], weights: Sequence[float], form: BatchFormat, seed: int, identity: str
@@ -244,7 +244,8 @@ class RowStream:
         self._key = derived_seed(seed, "mix")
         self._shares = np.cumsum(weights) / np.sum(weights)
         self._shares[-1] = 1.0
-        self._begin = self._known = (0, np.zeros(len(sources), dtype=np.int64))  # a number, and samples of each before
+        # a number, and how many samples each source has given before it
+        self._begin = self._known = (0, np.zeros(len(sources), dtype=np.int64))
 
     def go_on(self, loader_state: str, number: int) -> bool:
         try:
@@ -256,22 +257,22 @@ class RowStream:
             if not len(counts) == len(positions) == len(self._sources):
                 raise ValueError("another number of sources")
             if not all(type(each) is int and 0 <= each < 2**62 for each in numbers):
-                raise ValueError("no whole numbers from 0 on")
+                raise ValueError("not whole numbers from 0 on")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise TrainingError(f"the checkpoint's place in the stream of data is damaged: {error}") from error
+            raise TrainingError(f"the checkpoint's position in the data stream is damaged: {error}") from error
         self._begin = self._known = (found["number"], np.array(counts, dtype=np.int64))
         for source, position in zip(self._sources, positions, strict=True):
             source.go_on(position)
         return True
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The samples of these numbers. TrainingError names the row that cannot be one."""
+        """The samples of these numbers. TrainingError names a row that cannot be one."""
         first, stop = min(indices), max(indices) + 1
         counts = self._counts_before(first)
         windows = [source.position for source in self._sources]
         found = {"format": _FORMAT, "stream": self._identity, "number": first}
         loader_state = json.dumps({**found, "counts": counts.tolist(), "windows": windows})
-        # Whether a sample is asked for or not, it is one of its source's.
+        # A sample counts for its source whether it is requested or not.
         places = {}
         for number, source in enumerate(self._picked(first, stop).tolist(), start=first):
             places[number] = (source, int(counts[source]))
@@ -305,10 +306,10 @@ class RowStream:
         return counts.copy()
 
     def _picked(self, first: int, stop: int) -> NDArray[np.int64]:
-        """The source of each sample of a range: drawn by weight, from the seed and the sample's number alone."""
+        """The source of each sample in a range: drawn by weight, from the seed and the sample's number alone."""
         if len(self._sources) == 1:
             return np.zeros(stop - first, dtype=np.int64)
-        # splitmix64 (Steele, Lea and Flood 2014), whose n-th number needs none before it
+        # splitmix64 (Steele, Lea and Flood 2014): the n-th number does not depend on earlier ones
         drawn = np.arange(first + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._key)
         drawn = (drawn ^ (drawn >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         drawn = (drawn ^ (drawn >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""A data set and a collate function of the user's own, by import path."""
+"""A user's own data set and collate function, by import path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     with blaming("data.target", data.target):
         made: Any = imported(data.target, "data.target")(**data.args)
         collate = default_collate
-        if not isinstance(made, tuple):  # without a validation set of its own, the end is held out
+        if not isinstance(made, tuple):  # without a separate validation set, the end is held out
             border = len(made) - max(1, int(len(made) * data.validation_fraction))
             made = Subset(made, range(border)), Subset(made, range(border, len(made)))
         train, validation = made
@@ -43,7 +43,10 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 def _batch(
     samples: Any, data: TargetData, collate: Callable[[list[Any]], Any], indices: Sequence[int], *, writes: bool
 ) -> Batch:
-    """The user's samples, collated by the user's function, and checked. writes: whether a decoder writes the labels."""
+    """The user's samples, collated by the user's function, and checked.
+
+    writes: whether the labels are a decoder's text.
+    """
     with blaming("data.target", data.target):
         found = [samples[index] for index in indices]
     name = data.collate or data.target
@@ -52,10 +55,10 @@ def _batch(
     if not isinstance(inputs, Mapping) or not all(isinstance(each, Tensor) for each in inputs.values()):
         raise TrainingError(
             f"data.collate: a batch of {name} must be a mapping of tensors by the names of the model's arguments",
-            hint="let samples be mappings, or name a function in data.collate",
+            hint="make samples mappings, or name a function in data.collate",
         )
     if any(len(each) != len(indices) for each in inputs.values()):
         shapes = ", ".join(f"{key} {tuple(each.shape)}" for key, each in inputs.items())
-        raise TrainingError(f"data.collate: {name} gives {shapes} for {len(indices)} samples: all must come first")
+        raise TrainingError(f"data.collate: {name} gives {shapes} for {len(indices)} samples: they must come first")
     written = inputs["labels"].numel() if writes and "labels" in inputs else 0
     return Batch(dict(inputs), int(count_targets(inputs)), written)

@@ -1,6 +1,6 @@
 """Text files, one token per byte or those of a tokenizer, cut into samples of equal length.
 
-They are tokenised once, by one process of a node, into a cache on disk, which all processes map into memory.
+They are tokenised once, by one process of a node, into a cache on disk that all processes map into memory.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from trainkit.trainer.data.source import Ids, Samples, Source, reading
 from trainkit.trainer.data.tokens import Stretch, held_out
 
 STDLIB = "python-stdlib"
-# Installed packages and the interpreter's own tests differ between machines; without them it is 12 MB everywhere.
+# Installed packages and the interpreter's own tests differ between machines; without these it is 12 MB everywhere.
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
-_FORMAT = 2  # of the files of a cached corpus; part of its digest
+_FORMAT = 2  # version of the cache's format; part of its digest
 _PATIENCE = 600.0  # seconds to wait for another process that builds the same corpus
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All files as one row of tokens. `starts` holds the place of each file's first token, ascending."""
+    """All files as one sequence of tokens. `starts`: the index of each file's first token, ascending."""
 
     tokens: Ids
     starts: NDArray[np.int64]
-    highest: int  # largest token id that occurs; -1 in an empty corpus
-    unigram_entropy: float  # nats per token: the loss of the best model that sees no context
+    highest: int  # highest token id; -1 for an empty corpus
+    unigram_entropy: float  # nats per token: the loss of the best model without context
     unit: str = "bytes"  # what a token is
 
     def samples(self, places: range, length: int) -> Samples:
-        """Samples of one stretch. A file's first token does not follow from the file before."""
+        """Samples of a range of tokens. A file's first token is not predicted from the previous file."""
         last = int(self.tokens[places.stop - 1])
         return Stretch(self.tokens, places, length, padding=last, starts=self.starts).samples()
 
@@ -68,7 +68,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
 
 
 def find_files(data: TextData) -> list[Path]:
-    """The files of a data set, in a fixed order. TrainingError names a path that is missing or holds nothing."""
+    """The files of a data set, in a fixed order. TrainingError names a path that is missing or empty."""
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
     files: list[Path] = []
     for path in paths:
@@ -87,7 +87,7 @@ def find_files(data: TextData) -> list[Path]:
 def read_corpus(
     data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ, encoder: Encoder | None = None
 ) -> Corpus:
-    """Tokenise once, then map. Where the cache folder cannot be written, the run directory holds the corpus."""
+    """Tokenise once, then memory-map. If the cache folder cannot be written, the run directory holds the corpus."""
     folder = data.cache or cache_folder(environ, "corpora")
     corpus = open_corpus(find_files(data), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
     if not len(corpus.tokens):
@@ -96,11 +96,11 @@ def read_corpus(
 
 
 def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder | None = None) -> Corpus:
-    """The corpus of these files, from the first of the cache folders that can be used. TrainingError if none can."""
+    """The corpus of these files, in the first usable cache folder. TrainingError if none is usable."""
     encoder = encoder or Encoder()
     described = hashlib.sha256(f"{_FORMAT} {sys.version_info[:3]} {encoder.fingerprint}".encode())
     for file in files:
-        with reading(file):  # what the user's files refuse is not the cache folder's fault
+        with reading(file):  # an error of the user's files is not the cache folder's fault
             status = file.stat()
         described.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     digest = described.hexdigest()[:24]
@@ -112,15 +112,15 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
                 return corpus
             folder.mkdir(parents=True, exist_ok=True)
             with _lock(folder / f"{digest}.lock"):
-                if corpus := _load(ready):  # another process has built it meanwhile
+                if corpus := _load(ready):  # another process has just built it
                     return corpus
-                # Of a builder that was killed, for we hold its lock now; and what a disk has damaged.
+                # Left by a killed builder, since we hold its lock now, or damaged on disk.
                 for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
                     remove_tree(leftover)
                 _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
             if corpus := _load(ready):
                 return corpus
-            refusals.append(f"{folder}: what was written there is not what is read")
+            refusals.append(f"{folder}: the written data differs when read back")
         except OSError as error:
             refusals.append(f"{folder}: {error.strerror or error}")
     raise TrainingError(
@@ -129,7 +129,7 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
 
 
 def _load(ready: Path) -> Corpus | None:
-    """The corpus that is there, memory-mapped; None where there is none, or not of the size that it had."""
+    """The existing corpus, memory-mapped; None if there is none, or its size is wrong."""
     try:
         meta = json.loads((ready / "meta.json").read_text())
         kind, size, path = np.dtype(meta["kind"]), meta["bytes"], ready / "tokens.bin"
@@ -144,7 +144,7 @@ def _load(ready: Path) -> Corpus | None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """An exclusive lock that dies with its holder. TrainingError when another process holds it for too long."""
+    """An exclusive lock, released when its holder dies. TrainingError if another process holds it for too long."""
     deadline = time.monotonic() + _PATIENCE
     with path.open("a") as file:
         while not try_lock(file.fileno()):
@@ -156,7 +156,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) -> None:
     scratch.mkdir()
-    # Vocabularies are larger than 16 bits can count (Llama 3 has 128,256 tokens).
+    # Vocabularies exceed 16 bits (Llama 3 has 128,256 tokens).
     kind = np.dtype(np.uint8 if encoder.unit == "bytes" else np.uint32)
     counts, starts, offset = np.zeros(encoder.size, dtype=np.int64), [], 0
     try:
@@ -177,17 +177,17 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
             "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         }
         (scratch / "meta.json").write_text(json.dumps(meta))
-        for part in scratch.iterdir():  # a power cut after the rename must not leave zeros to learn from
+        for part in scratch.iterdir():  # after a power cut the renamed files must not be full of zeros
             with part.open("rb") as whole:
                 os.fsync(whole.fileno())
-        # A rename puts all files there at once: other processes look for them without the lock.
+        # A rename makes all files appear at once: other processes look for them without the lock.
         scratch.rename(ready)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _tokens(file: Path, encoder: Encoder) -> bytes:
-    """A file's token ids, one byte or four each. Without a tokenizer they are its bytes, in any encoding."""
+    """A file's token ids, one or four bytes each. Without a tokenizer they are its bytes, in any encoding."""
     with reading(file):
         content = file.read_bytes()
     if encoder.unit == "bytes" or not content:

@@ -17,7 +17,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
 from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Ids, Samples, Source, reading
 
-_SCANNED = 1 << 26  # tokens: a file up to this size is looked through before the start, in well under a second
+_SCANNED = 1 << 26  # tokens: a file up to this size is checked before the start, in well under a second
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
@@ -26,7 +26,7 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     path = Path(data.path).absolute()
     ids = _mapped(path, data.dtype)
     border = held_out(len(ids), data.sequence_length, data.validation_fraction, "tokens", f"{path}: ")
-    # None where a model on disk decides it: the model is asked later, sample by sample.
+    # None if a model on disk decides it: samples are then checked one by one.
     check = partial(check_ids, vocabulary=getattr(recipe.model, "vocab_size", None), path=path)
     scanned = len(ids) <= _SCANNED
     if scanned:
@@ -47,12 +47,12 @@ def _mapped(path: Path, dtype: str | None) -> Ids:
         raise TrainingError(f"data.path: {path} is not a {kind}: {error}") from error
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
         found = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else "an archive"
-        raise TrainingError(f"data.path: {path} holds {found}, not one row of whole numbers")
+        raise TrainingError(f"data.path: {path} holds {found}, not a one-dimensional array of integers")
     return ids
 
 
 def check_ids(ids: Ids, first: int, *, vocabulary: int | None, path: Path) -> None:
-    """TrainingError with the place of the first id outside the vocabulary. first: where in the file the ids begin."""
+    """TrainingError with the index of the first id outside the vocabulary. first: where in the file the ids begin."""
     if not len(ids) or (ids.min() >= 0 and (vocabulary is None or ids.max() < vocabulary)):
         return
     outside = (ids < 0) | (ids >= vocabulary) if vocabulary is not None else ids < 0
@@ -65,30 +65,34 @@ def check_ids(ids: Ids, first: int, *, vocabulary: int | None, path: Path) -> No
 
 
 def held_out(size: int, length: int, fraction: float, unit: str, where: str = "") -> int:
-    """Where the validation samples begin in a row of tokens: the end is held out. TrainingError if it is too short."""
+    """The index at which the validation samples begin: the end is held out.
+
+    TrainingError if there are too few tokens.
+    """
     border = size - max(length + 1, int(size * fraction))
     if border <= length:
         raise TrainingError(
             f"data.path: {where}{size} {unit} are too few for a training and a validation sample of {length}",
-            hint="lower data.sequence_length, or bring more text",
+            hint="lower data.sequence_length, or provide more text",
         )
     return border
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring tokens, cut into samples of equal length; the end may leave the last one short."""
+    """Consecutive tokens, cut into samples of equal length; the last one may be shorter."""
 
     ids: Ids
-    places: range  # of the tokens among the ids
+    places: range  # indices of the tokens among the ids
     length: int
     padding: int = 0
-    # Places, ascending, of tokens that follow from nothing before them and so are not predicted.
+    # Indices, ascending, of tokens that are not predicted, because nothing comes before them.
     starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    check: Callable[[Ids, int], None] | None = None  # of ids that are read, and the place of the first
+    check: Callable[[Ids, int], None] | None = None  # for ids from a file: the index of the first
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", np.asarray(self.ids))  # still mapped, and quicker to cut than numpy's memmap
+        # still memory-mapped, and quicker to slice than numpy's memmap
+        object.__setattr__(self, "ids", np.asarray(self.ids))
 
     def samples(self) -> Samples:
         return Samples(math.ceil((len(self.places) - 1) / self.length), self._batch)
@@ -97,7 +101,7 @@ class Stretch:
         length, stop = self.length, self.places.stop
         firsts = self.places.start + np.fromiter(indices, dtype=np.int64, count=len(indices)) * length
         places = firsts[:, None] + np.arange(length + 1)
-        beyond = places >= stop if places.max(initial=0) >= stop else None  # only the last sample may be a short one
+        beyond = places >= stop if places.max(initial=0) >= stop else None  # only the last sample may be shorter
         rows = self.ids[places if beyond is None else np.minimum(places, stop - 1)]
         if self.check is not None:
             for row, first in zip(rows, firsts.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The source as a model takes it: token ids and labels that it knows, and for a masked model hidden tokens."""
+"""Fit a source to its model: check token ids and labels, and mask tokens for masked models."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Samples, Source, S
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.randomness import derived_seed
 
-_HIDDEN, _REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
+_HIDDEN, _REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest stay unchanged
 
 
 def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
-    """The source with hidden tokens and labels to find, for a masked model. TrainingError without a mask token."""
+    """The source with masked tokens and their labels, for a masked model. TrainingError without a mask token."""
     model, encoder = recipe.model, source.encoder
     if not isinstance(model, HfModel) or model.task != "masked_lm" or recipe.data.kind == "target":
         return source
     mask = model.mask_token if model.mask_token is not None else encoder.mask
     if mask is None:
         raise TrainingError(
-            "model.mask_token: nothing says which token id hides others: "
+            "model.mask_token: the id of the mask token is unknown: "
             + ("the tokenizer has no mask token" if encoder.unit == "tokens" else "there is no tokenizer that has one"),
             hint="set it, or name a tokenizer that has a mask token in data.tokenizer",
         )
@@ -39,7 +39,7 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
         )
     special = np.array(sorted({*encoder.special, mask}), dtype=np.int64)
     written = encoder.size if encoder.unit == "tokens" else max(encoder.size, source.highest + 1)
-    # Ids that come ready may be any of the model's; those of texts are the encoder's, whether read by now or streamed.
+    # Ready-made ids may be any of the model's; ids of texts are the encoder's, read or streamed.
     of_texts = source.highest >= 0 or (source.stream is not None and not getattr(recipe.data, "tokens_field", None))
     known = min(written, vocabulary) if vocabulary and of_texts else vocabulary or written
     replacements = np.setdiff1d(np.arange(known), special)
@@ -48,19 +48,19 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """How tokens are hidden (BERT, Devlin et al. 2019, section 3.1).
+    """How tokens are masked (BERT, Devlin et al. 2019, section 3.1).
 
-    special: ids that are never chosen. replacements: those that take a token's place.
+    special: ids that are never chosen. replacements: ids that may replace a token.
     """
 
     seed: int
-    share: float  # of the tokens that are chosen
+    share: float  # share of tokens that are chosen
     mask: int
     special: NDArray[np.int64]
     replacements: NDArray[np.int64]
 
     def batch(self, samples: Samples, indices: Sequence[int]) -> Batch:
-        """Samples with some tokens hidden."""
+        """Samples with some tokens masked."""
         batch = samples[indices]
         inputs = whole(batch)
         ids = inputs["input_ids"].numpy()
@@ -68,8 +68,8 @@ class Masking:
         seen = inputs["attention_mask"].numpy() if "attention_mask" in inputs else np.ones_like(ids)
         shown, labels = ids.copy(), np.full_like(ids, IGNORE_INDEX)
         for row, index in enumerate(indices):
-            # What is hidden follows from seed, step and position in the global batch, and where samples are not drawn
-            # for a step (evaluation) from their numbers: loader processes, ranks and interruptions change nothing.
+            # The choice depends on seed, step and position in the global batch, or, where samples are not drawn
+            # for a step (evaluation), on their numbers: not on loader processes, ranks or interruptions.
             place = (indices.step, indices.first + row) if isinstance(indices, RankSamples) else ("numbered", index)
             chance = np.random.default_rng(derived_seed(self.seed, "masking", *place))
             chosen = (chance.random(length) < self.share) & (seen[row] == 1) & ~np.isin(ids[row], self.special)
@@ -83,7 +83,7 @@ class Masking:
 
 
 def whole(batch: Batch) -> dict[str, torch.Tensor]:
-    """Samples to be read as a whole out of those for the next token: what follows the last target is padding."""
+    """Samples to read as a whole, made from next-token samples: everything after the last target is padding."""
     if "tokens" not in batch.inputs:
         return batch.inputs
     seen = (batch.inputs["targets"] != IGNORE_INDEX).flip(1).cumsum(1).flip(1) > 0
@@ -97,7 +97,7 @@ _NONE = torch.zeros(0)
 
 
 def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
-    """The source as the model takes it. TrainingError for a token or a label that the model does not know."""
+    """The source fitted to the model. TrainingError for a token or a label outside the model's range."""
     known, labels, padding = model.vocabulary, model.labels, model.padding
     if known is not None and source.highest >= known:
         raise TrainingError(
@@ -106,7 +106,7 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
         )
     if labels is not None and padding is None:
         raise TrainingError(
-            "model.config.pad_token_id is not set, without which the model cannot tell where a text ends",
+            "model.config.pad_token_id is not set, and the model needs it to see where a text ends",
             hint=f"set it to {source.padding or 0}",
         )
     found = source.labels
@@ -121,16 +121,16 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
             "would read as text",
             hint=f"set model.config.pad_token_id to {source.padding}",
         )
-    if is_writing(recipe) and source.highest < 0:  # what a decoder writes are tokens, too
+    if is_writing(recipe) and source.highest < 0:  # a decoder's targets are token ids too
         labels = known
-    # For a loss of the user's own, targets may be anything.
+    # For a user's own loss, targets may be anything.
     return checked(masked(source, recipe, known), known, labels, targets=recipe.train.loss is None)
 
 
 def checked(source: Source, vocabulary: int | None, labels: int | None, *, targets: bool = True) -> Source:
-    """The source with samples that raise TrainingError, by number, for what the model does not know.
+    """The source, whose samples raise TrainingError for values outside the model's range.
 
-    targets: whether they are token ids, too.
+    targets: whether they are token ids too.
     """
     limits = {"labels": labels} if labels is not None else {}
     if vocabulary is not None and source.highest < 0:
@@ -139,7 +139,7 @@ def checked(source: Source, vocabulary: int | None, labels: int | None, *, targe
 
 
 def _checked_batch(limits: Mapping[str, int], stream: Stream | None, samples: Samples, indices: Sequence[int]) -> Batch:
-    """limits: values by the name of an input lie below its limit."""
+    """limits: the values of an input must be below its limit."""
     batch = samples[indices]
     for name, limit in limits.items():
         values = batch.inputs.get(name, _NONE)
@@ -149,11 +149,11 @@ def _checked_batch(limits: Mapping[str, int], stream: Stream | None, samples: Sa
         if outside.any():
             row = int(outside.nonzero()[0][0])
             what = "labels" if name == "labels" else "token ids"
-            # The samples of a stream have numbers that nobody knows.
+            # The numbers of a stream's samples tell the user nothing.
             which = f", from {stream.place(indices[row])} on," if stream and len(samples) == 0 else ""
             raise TrainingError(
-                f"data: sample {indices[row]}{which} has {name} of {int(values[outside][0])}, and the model knows "
+                f"data: sample {indices[row]}{which} has {name} of {int(values[outside][0])}, and the model has "
                 f"{what} from 0 to {limit - 1}",
-                hint="fix the data, or make the model larger",
+                hint="fix the data, or make the model's vocabulary larger",
             )
     return batch

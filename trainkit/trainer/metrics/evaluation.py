@@ -1,4 +1,4 @@
-"""Loss on held-out data, the same samples on any number of ranks, and the lowest such loss so far."""
+"""The loss on held-out data, with the same samples on any number of ranks; and the lowest such loss so far."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.settings import Settings, World
 
-Pass = TypeVar("Pass")  # the samples of one forward pass
+Pass = TypeVar("Pass")  # sample numbers of one forward pass
 
 
 class Evaluation:
-    """Fixed passes over fixed validation samples, chosen by the seed and shared by the ranks in turn."""
+    """Fixed forward passes over fixed validation samples, chosen by the seed and dealt to the ranks in turn."""
 
     def __init__(self, settings: Settings, samples: Samples, world: World, device: torch.device) -> None:
         order = Permutation(len(samples), derived_seed(settings.recipe.train.seed, "evaluation"))
         micro = settings.batch.eval_micro
-        # Fewer than `eval.batches` passes where the validation split is smaller.
+        # Fewer than `eval.batches` passes if the validation split is too small.
         chosen = [order[place] for place in range(min(len(samples), settings.recipe.eval.batches * micro))]
         self.passes = [tuple(chosen[start : start + micro]) for start in range(0, len(chosen), micro)]
         self._samples, self._world, self._device = samples, world, device
@@ -43,7 +43,7 @@ class Evaluation:
             batch = self._samples[numbers]
             with autocast:
                 loss = strategy.model(**batch.on(self._device))
-            if own:  # left on the device: reading it would wait for the pass
+            if own:  # stays on the device: reading it would wait for the pass
                 losses.append(loss.detach().float())
                 counted += batch.counted
         strategy.model.train()
@@ -52,23 +52,23 @@ class Evaluation:
 
 
 def in_turn(passes: Sequence[Pass], world: World) -> Iterator[tuple[Pass, bool]]:
-    """The passes of this rank, which the ranks take in turn, and whether a pass counts."""
+    """This rank's passes, dealt in turn, and whether each one counts."""
     for start in range(0, len(passes), world.size):
-        # Ranks left over repeat the last pass and count nothing: with sharded weights every rank must take part.
+        # Ranks without a pass repeat the last one uncounted: with sharded weights every rank must take part.
         mine = min(start + world.rank, len(passes) - 1)
         yield passes[mine], mine == start + world.rank
 
 
 @dataclass(slots=True)
 class Best:
-    """The lowest evaluation loss: which checkpoint to keep for it, and when to stop waiting for a lower one."""
+    """The lowest evaluation loss: the step to keep a checkpoint of, and when to stop early."""
 
     loss: float | None = None  # in nats; None before the first evaluation
     step: int = 0  # of that evaluation
-    since: int = 0  # evaluations after it
+    since: int = 0  # evaluations since then
 
     def note(self, step: int, loss: float) -> bool:
-        """Take one more evaluation; whether it is the lowest so far. NaN and infinity never are."""
+        """Record an evaluation; whether its loss is the lowest so far. NaN and infinity never are."""
         lowest = math.isfinite(loss) and (self.loss is None or loss < self.loss)
         if lowest:
             self.loss, self.step, self.since = loss, step, 0
@@ -77,5 +77,5 @@ class Best:
         return lowest
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint's manifest keeps of it; nothing known is nothing evaluated."""
+        """Restore the state from a checkpoint's manifest; an empty entry means that nothing was evaluated."""
         self.loss, self.step, self.since = data.get("loss"), data.get("step", 0), data.get("since", 0)

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for backward, and what an update takes for itself, seen as torch's operators run."""
+"""Measure what a forward pass keeps for backward, and the temporaries of an update, by observing torch's operators."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.settings import World
 
 _DEVICES = ("cpu", "cuda", "mps")
-# Bytes by storage. A weak reference keeps its number from being given away again, and holds no memory.
+# Bytes by storage. A weak reference keeps the storage's id from being reused, and holds no memory.
 Sizes = dict[StorageWeakRef, int]
-_watched: list[SavedForBackward] = []  # the pass that is watched just now, if any
+_watched: list[SavedForBackward] = []  # the pass that is being observed, if any
 
 
 class SavedForBackward:
-    """What is kept from a forward pass to its backward, in bytes; what several operators keep counts once."""
+    """Bytes kept from a forward pass for its backward pass; a tensor kept by several operators counts once."""
 
     def __init__(self) -> None:
         self._kept: Sizes = {}
         self._copies = AutocastCopies()
-        self.weight_copies = 0  # in 16 bits, by autocast, for all passes of a step
-        # What the largest block keeps that is computed again, from then on until it is done.
+        self.weight_copies = 0  # weights in 16 bits, cached by autocast for all passes of a step
+        # The most that a recomputed block keeps, from its recomputation until its backward is done.
         self.recomputed_block: int | None = 0
 
     @property
     def activations(self) -> int:
-        """Of the whole pass, but for what is computed again."""
+        """Bytes of the whole pass, without recomputed blocks."""
         return sum(self._kept.values())
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Around one forward pass, inside autocast."""
+        """Context around one forward pass, inside autocast."""
         with ExitStack() as stack:
             stack.enter_context(saved_tensors_hooks(partial(self._noted, sizes=self._kept), lambda tensor: tensor))
             if any(torch.is_autocast_enabled(device) for device in _DEVICES):
@@ -59,9 +59,9 @@ class SavedForBackward:
 
     @contextmanager
     def block(self, kept: Collection[object]) -> Iterator[None]:
-        """Around a block whose activations are computed again, but for what the operators in `kept` give."""
+        """Context around a block whose activations are recomputed, except the outputs of the operators in `kept`."""
         mine: Sizes = {}
-        # The hooks of the checkpoint around it, which must see all that they would have seen; torch 2.8 can say them.
+        # The hooks of the surrounding checkpoint must still see every tensor; torch 2.8 can return them.
         top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
         if top is None:
             self.recomputed_block = None
@@ -87,7 +87,7 @@ class SavedForBackward:
 
 
 def watched_block(forward: Callable[..., Any], kept: Collection[object], *args: Any, **kwargs: Any) -> Any:
-    """Call a block whose activations are computed again; see :meth:`SavedForBackward.block`."""
+    """Call a block whose activations are recomputed; see :meth:`SavedForBackward.block`."""
     if not _watched:
         return forward(*args, **kwargs)
     with _watched[0].block(kept):
@@ -95,7 +95,7 @@ def watched_block(forward: Callable[..., Any], kept: Collection[object], *args: 
 
 
 class AutocastCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, it finds what parameters are copied to in another format."""
+    """Context that finds copies of parameters in another format."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class AutocastCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OperatorOutputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, it adds what some operators give to `sizes`."""
+    """Context that adds the outputs of some operators to `sizes`."""
 
     def __init__(self, operators: Collection[object], sizes: Sizes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ class OperatorOutputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Temporaries(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, it finds the most bytes that are there at once of what operators make."""
+    """Context that finds the peak bytes of tensors that operators create."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,13 +144,13 @@ class Temporaries(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
-    """Of what lies on this rank, and its bytes."""
+    """The storage of a tensor's local part, and its bytes."""
     storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
     return StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
 
 
 def expired(storage: StorageWeakRef) -> bool:
-    """Whether nothing holds it any more."""
+    """Whether the storage has been freed."""
     return bool(storage.expired())  # type: ignore[no-untyped-call]
 
 
@@ -159,18 +159,18 @@ _STATUS = Path("/proc/self/status")
 
 def peak_resident() -> int:
     """Peak resident set size."""
-    # VmHWM starts at exec, whereas `ru_maxrss` may carry the parent's over (getrusage(2)).
+    # VmHWM starts at exec, whereas `ru_maxrss` may include the parent's (getrusage(2)).
     peak = status_bytes("VmHWM").get("VmHWM")
     return peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def resident() -> int:
-    """Current resident set size; where the system does not report it, its peak."""
+    """Current resident set size, or its peak if the system does not report it."""
     return status_bytes("VmRSS").get("VmRSS") or peak_resident()
 
 
 def status_bytes(*names: str) -> dict[str, int]:
-    """Sizes of this process by their names in Linux's /proc/self/status; nothing elsewhere."""
+    """Sizes of this process from Linux's /proc/self/status, by name; empty on other systems."""
     try:
         text = _STATUS.read_bytes()
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def status_bytes(*names: str) -> dict[str, int]:
 
 
 def memory_now(device: torch.device) -> int:
-    """What the step line shows: the allocator's peak on CUDA, the driver's figure on MPS, peak resident on CPU."""
+    """The step line's memory figure: the allocator's peak on CUDA, the driver's figure on MPS, peak resident on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
@@ -189,7 +189,7 @@ def memory_now(device: torch.device) -> int:
 
 
 def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
-    """This rank's line in the result. The allocator's figures are null where there is no CUDA allocator."""
+    """This rank's line in the result. The allocator's figures are null without a CUDA allocator."""
     on_cuda = device.type == "cuda"
     return {
         "rank": world.rank,
@@ -200,13 +200,13 @@ def memory_record(device: torch.device, world: World) -> dict[str, int | None]:
 
 
 class MemoryBreakdown:
-    """Sizes in bytes, from the tensors: what a step takes once, in the first and second, the rest at the end."""
+    """Sizes in bytes, from the tensors: a step's own in the first and second step, the rest at the end."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._kept: SavedForBackward | None = None
-        # The hooks that see what is saved would compile a compiled model again.
+        # The hooks would make a compiled model compile again.
         self._look = not recipe.efficiency.compile.enabled
-        # Others than torch's own may compile their update, or do it in what is no operator of torch.
+        # Optimizers other than torch's may compile their update, or not use torch's operators.
         self._plain_update = optimizer(recipe.optimizer.name).path.startswith("torch.optim:")
         self._gradients: int | None = None
         self._update: int | None = None
@@ -214,7 +214,7 @@ class MemoryBreakdown:
 
     @contextmanager
     def micro_step(self) -> Iterator[None]:
-        """Context of one forward pass. The first one is looked at, the others are left alone."""
+        """Context of one forward pass. Only the first one is observed."""
         if not self._look or self._kept is not None:
             yield
             return
@@ -226,9 +226,9 @@ class MemoryBreakdown:
     def update(self, strategy: Strategy) -> Iterator[None]:
         """Context of one update."""
         self._updates += 1
-        if self._updates == 1:  # every step has the same gradients, in size; afterwards they are cleared
+        if self._updates == 1:  # gradients have the same size in every step, and are cleared afterwards
             self._gradients = total_bytes(strategy.held().get("gradients"))
-        # In the first one the optimizer makes its state. Engines that hide their gradients hide their update, too.
+        # In the first update the optimizer creates its state. Engines that hide their gradients also hide their update.
         if self._updates != 2 or not self._plain_update or self._gradients is None:
             yield
             return
@@ -237,10 +237,10 @@ class MemoryBreakdown:
         self._update = seen.peak
 
     def record(self, strategy: Strategy, peak: int | None) -> dict[str, int | None]:
-        """Bytes by part; null where nothing could be measured. other: the peak without the known parts.
+        """Bytes by part; null if it could not be measured. other: the peak without the known parts.
 
-        weight_copies: autocast's, in 16 bits. recomputed_block: activations of the largest block whose activations are
-        computed again, while it is. update_temporaries: are there when all of these are not.
+        weight_copies: autocast's, in 16 bits. recomputed_block: activations of the largest recomputed block, during its
+        recomputation. update_temporaries: exist only while the former do not.
         """
         held, kept = strategy.held(), self._kept
         lasting = {
@@ -255,7 +255,7 @@ class MemoryBreakdown:
         }
         known = sum(size or 0 for size in lasting.values())
         known += max(sum(size or 0 for size in passing.values()), self._update or 0)
-        # On a CPU the peak is that of the process, so the rest holds the interpreter and its libraries.
+        # On a CPU the peak is the process's, so `other` includes the interpreter and its libraries.
         return {
             **lasting,
             **passing,
@@ -265,12 +265,12 @@ class MemoryBreakdown:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of a tensor lies on this rank."""
+    """The part of a tensor on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def total_bytes(tensors: Iterable[Tensor] | None) -> int | None:
-    """Bytes on this rank; storage that several tensors share counts once. None for what is not known."""
+    """Bytes on this rank; shared storage counts once. None for None."""
     if tensors is None:
         return None
     storages = (local(tensor).untyped_storage() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""What the trained model predicts: for each sample, as JSON lines in their order, and as text after a prompt."""
+"""The trained model's predictions: per sample, as JSON lines in order; and generated text after a prompt."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ FILE = "predictions.jsonl"
 
 
 def predict(parts: Parts) -> None:
-    """Write the predictions that the recipe asks for. Every rank must call it, for weights may be sharded.
+    """Write the predictions of `predict`. Every rank must call it, because weights may be sharded.
 
     A line has `sample`, its number in the data set (validation follows training), and for classification `label`,
     `name` where labels have names, `probabilities` of all labels and the true `target`; else `loss`, the mean over its
-    counted targets in nats, and `counted`, how many these are; with `predict.tokens` also the `text` that is written
-    for the source. TrainingError where the file cannot be written.
+    counted targets in nats, and `counted`, their number; with `predict.tokens` also the generated `text`
+    for the source. TrainingError if the file cannot be written.
     """
     run_dir, main = parts.settings.run_dir, parts.world.rank == 0
     path, scratch, written = run_dir / FILE, run_dir / f".{FILE}.tmp", 0
     try:
         if main:
-            remove_file(scratch, below=run_dir)  # of a start before, or somebody's link
+            remove_file(scratch, below=run_dir)  # left by an earlier start, or another user's link
             fd = open_regular(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, below=run_dir)
         else:
             fd = os.open(os.devnull, os.O_WRONLY)
@@ -61,9 +61,9 @@ def predict(parts: Parts) -> None:
 def records(parts: Parts) -> Iterator[dict[str, Any]]:
     """The lines, in order, on every rank. Ranks take passes in turn."""
     source, split = parts.source, parts.settings.recipe.predict.split
-    # A loss of the user's own is one number for a batch, so that each sample is a batch.
+    # A user's own loss gives one number per batch, so each sample is a batch.
     size = 1 if parts.model.loss_function is not None else parts.settings.batch.eval_micro
-    # No pass goes over the border between training and validation samples: each is one call of the model.
+    # No pass mixes training and validation samples.
     passes = [
         (samples, range(start, min(start + size, len(samples))), first)
         for name, samples, first in (("train", source.train, 0), ("validation", source.validation, len(source.train)))
@@ -96,14 +96,14 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
     assert truth is not None
     losses = functional.cross_entropy(logits.transpose(1, 2), truth, ignore_index=IGNORE_INDEX, reduction="none")
     counts = (truth != IGNORE_INDEX).sum(dim=1).cpu()
-    means = losses.cpu().double().sum(dim=1) / counts.clamp(min=1)  # on the host, for MPS has no 64 bits
+    means = losses.cpu().double().sum(dim=1) / counts.clamp(min=1)  # on the host, because MPS has no 64-bit floats
     pairs = zip(means.tolist(), counts.tolist(), strict=True)
     return ({"loss": round(loss, 6), "counted": count} for loss, count in pairs)
 
 
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def _written(parts: Parts, model: EncoderDecoder, inputs: Mapping[str, Tensor]) -> list[str]:
-    """What transformers' own generation writes for each source."""
+    """The text that transformers' generate() writes for each source."""
     begun, end = _beginning(parts, model)
     sources = inputs["input_ids"]
     known = {"pad_token_id": model.padding, "decoder_start_token_id": int(begun[0, 0])}
@@ -128,13 +128,13 @@ def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -
         yield {"label": label, **named, "probabilities": [round(each, 6) for each in row], "target": target}
 
 
-# Not compiled: every length up to the context would be compiled again.
+# Not compiled: each length up to the context would compile again.
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def generate(parts: Parts) -> str:
-    """Continue the prompt of the recipe, or write a target for it; "" without one.
+    """Continue the recipe's prompt, or write a target for it; "" without a prompt.
 
-    Every rank must call it, for weights may be sharded.
+    Every rank must call it, because weights may be sharded.
     """
     recipe, encoder, model = parts.settings.recipe, parts.source.encoder, parts.strategy.model
     if not recipe.sample.prompt:
@@ -167,7 +167,7 @@ def generate(parts: Parts) -> str:
 
 
 def _beginning(parts: Parts, model: EncoderDecoder) -> tuple[Tensor, int | None]:
-    """What the decoder begins with (1, ids), and the id that ends a target."""
+    """The ids that the decoder begins with (1, ids), and the id that ends a target."""
     opening, _, closing = parts.source.encoder.target("")
     begun = model.begin(torch.tensor([[*opening, *closing] or [0]]))
     tokens = torch.cat([begun, torch.tensor([opening], dtype=torch.int64)], dim=1).to(parts.device)
@@ -177,7 +177,7 @@ def _beginning(parts: Parts, model: EncoderDecoder) -> tuple[Tensor, int | None]
 def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
     """The facts of a finished or stopped run. Called on every rank; times are seconds, entropy is in nats per token.
 
-    aside_seconds: of train_seconds, those in which the run evaluated and saved.
+    aside_seconds: the part of train_seconds spent on evaluation and saving.
     """
     settings, seconds = parts.settings, progress.elapsed()
     samples = (progress.step - progress.first) * settings.batch.global_
@@ -198,23 +198,23 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
         "best_step": parts.best.step if parts.best.loss is not None else None,
         "stopped_early": progress.stopped_early,
         "aside_seconds": round(progress.aside_seconds, 6),
-        # of steps alone, without the first ones; `mfu` too
+        # of steps only, without the first ones; the same for `mfu`
         **progress.steady_speed(settings.batch.global_, parts.work, parts.world.size),
         "profile": parts.profiler.report,
-        # of the rank that waited longest: the others wait for it in turn
+        # of the rank that waited longest: the others wait for it
         "data_wait_share": round(max(gather_from_ranks(progress.waiting.seconds, parts.world)) / seconds, 4),
         "memory": gather_from_ranks({**peaks, "anatomy": anatomy}, parts.world),
         "corpus": dict(parts.source.facts),
         "skipped_steps": parts.strategy.skipped_steps(),
         "stopped_by": stopped.name if stopped else None,
         **facts_of(parts),
-        # A run that a signal has stopped has no time for it.
+        # A run stopped by a signal has no time for it.
         "sample": "" if stopped else generate(parts),
     }
 
 
 def write_result(path: Path, content: dict[str, Any]) -> None:
-    """Write the result, whole or not at all. On a full disk a warning takes its place: the training itself is done."""
+    """Write the result, complete or not at all. On a full disk only warn: the training itself is done."""
     try:
         refuse_links(path.parent)
         write_json(path, content, indent=1)

@@ -1,4 +1,4 @@
-"""How fast a run trains, what share of its GPUs' peak that is (MFU), and how long it waited for data."""
+"""How fast a run trains, its model FLOPs utilisation (MFU), and how long it waited for data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.settings import Settings
 
 Format = Literal["fp32", "tf32", "16 bits"]
-TOKENS = ("tokens", "input_ids")  # the inputs that hold tokens, by the models' names for them
+TOKENS = ("tokens", "input_ids")  # the names of model inputs that hold tokens
 
 
 class PeakRates(NamedTuple):
-    """One kind of GPU. name: a pattern of the driver's whole name for it, so that parts of GPUs are none of them.
+    """The peak rates of a kind of GPU. name: pattern for the driver's full name, which MIG instances do not match.
 
-    fp32, tf32, half: 10^12 operations a second without sparsity; of products in 16 bits with sums in 32.
-    source: a document.
+    fp32, tf32, half: 10^12 operations a second without sparsity; half: 16-bit products with 32-bit sums.
+    source: the document with the figures.
     """
 
     name: str
@@ -61,33 +61,33 @@ GPUS: tuple[PeakRates, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingFlops:
-    """What training computes, and could compute; None where it is not known."""
+    """The FLOPs of training per token, and the peak rate; None if unknown."""
 
     flops_per_token: float | None  # forward and backward
-    peak: float | None  # operations a second of one rank's GPU in the format of the computation
+    peak: float | None  # peak operations a second of one rank's GPU in the computation's format
 
     def share(self, tokens_per_second: float, ranks: int) -> float | None:
         """Model FLOPs utilisation (MFU) of all ranks: PaLM (Chowdhery et al. 2022), appendix B."""
-        # Recomputed activations are no work of the model's: gradient checkpointing lowers the share.
+        # Recomputed activations do not count as the model's work: gradient checkpointing lowers MFU.
         if self.flops_per_token is None or self.peak is None:
             return None
         return round(tokens_per_second * self.flops_per_token / (self.peak * ranks), 4)
 
 
 def training_flops(model: Model, settings: Settings, device: torch.device) -> TrainingFlops:
-    """Call it before a strategy shards the model. A GPU is probed only if the run uses one."""
+    """To be called before a strategy shards the model. A GPU is probed only if the run uses one."""
     flops = flops_per_token(model, settings.recipe.data.sequence_length)
     if device.type != "cuda":
         return TrainingFlops(flops, None)
-    # The peaks in data sheets differ by the unit that computes: fp32 products may run on the tensor cores as TF32.
+    # Data sheets give a peak per unit: fp32 products may run on the tensor cores as TF32.
     tf32 = settings.dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32
     used: Format = "tf32" if tf32 else "fp32" if settings.dtype == "fp32" else "16 bits"
     return TrainingFlops(flops, peak(torch.cuda.get_device_name(device), used))
 
 
 def peak(name: str, used: Format) -> float | None:
-    """Operations a second of the GPU that the driver calls so; None where no data sheet is known, or no such unit."""
-    # MIG's parts of an A100 would match the pattern of the whole GPU.
+    """Peak operations a second of the GPU with this driver name; None without a data sheet, or without the unit."""
+    # MIG instances of an A100 would match the pattern of the whole GPU.
     gpu = next((gpu for gpu in GPUS if re.fullmatch(gpu.name, name)), None) if "MIG" not in name else None
     teraflops = {"fp32": gpu.fp32, "tf32": gpu.tf32, "16 bits": gpu.half}[used] if gpu else None
     return None if teraflops is None else teraflops * 1e12
@@ -95,11 +95,11 @@ def peak(name: str, used: Format) -> float | None:
 
 def flops_per_token(model: Model, sequence_length: int) -> float | None:
     """6 N + 12 L H Q T (PaLM, appendix B), for tokens in samples of `sequence_length` = T; L H Q: `attention_width`."""
-    # N: entries of matrices that a token is multiplied with: no look-up tables, no biases, and of experts only those
-    # that it goes through. Of frozen ones the gradient is not computed: 4 instead of 6.
+    # N: entries of the matrices that a token is multiplied with: no lookup tables, no biases, and only the experts
+    # that it is routed to. For frozen ones no gradient is computed: 4 instead of 6.
     if model.attention_width is None:
         return None
-    # A look-up costs no product; a table that is tied to the output layer is multiplied with there.
+    # A lookup costs no product; a table tied to the output layer is multiplied there.
     tables = {
         parameter
         for module in model.modules()
@@ -115,28 +115,28 @@ def flops_per_token(model: Model, sequence_length: int) -> float | None:
 
 
 def tokens_in(batch: Batch) -> int:
-    """Tokens of a batch that go through the model, padding too; 0 where its inputs are of another kind."""
+    """Tokens of a batch that go through the model, with padding; 0 if its inputs are not tokens."""
     return batch.written + sum(values.numel() for name, values in batch.inputs.items() if name in TOKENS)
 
 
-# After so many steps of an attempt a new stretch begins: the first step allocates and tunes, and so do some after it,
-# among them those in which CUDA graphs are recorded.
+# Marks are set after these numbers of steps: the first step allocates and tunes, and so do some later ones,
+# such as those that record CUDA graphs.
 STRETCHES = (1, 5)
 
 
 class Totals(NamedTuple):
-    """Since the start of an attempt, at one moment of the clock; seconds, and tokens over all ranks."""
+    """Totals since the start of an attempt, at one moment; seconds, and tokens over all ranks."""
 
     clock: float
     steps: int = 0
     tokens: int = 0  # predicted ones
-    computed: int = 0  # those that went through the model, predicted or not
+    computed: int = 0  # tokens that went through the model, predicted or not
     waited: float = 0.0  # for data
     compiled: float = 0.0
     aside: float = 0.0  # evaluation and saving
 
     def since(self, before: Totals) -> Totals:
-        """What came in between."""
+        """The difference from earlier totals."""
         apart: list[Any] = [late - early for late, early in zip(self, before, strict=True)]
         return Totals(*apart)
 
@@ -146,7 +146,7 @@ class Totals(NamedTuple):
         return max(self.clock - self.compiled - self.aside, 1e-9)
 
     def rates(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, Any]:
-        """Of the steps; MFU is None where it is not known."""
+        """Rates of the steps; MFU is None if unknown."""
         return {
             "samples_per_second": round(self.steps * global_batch / self.training, 3),
             "tokens_per_second": round(self.tokens / self.training, 1),
@@ -155,21 +155,21 @@ class Totals(NamedTuple):
 
 
 def steady(marks: Sequence[Totals], end: Totals) -> Totals:
-    """The totals at which the last stretch begins that has as many steps as went before it. marks: one at the start."""
+    """The latest mark with at least as many steps after it as before it. marks: the first one is at the start."""
     return next(
         mark for mark in reversed(marks) if mark is marks[0] or end.steps - mark.steps >= mark.steps - marks[0].steps
     )
 
 
 class DataWaiting:
-    """Seconds for which the device had nothing to do, for the next batch was not there.
+    """Seconds for which the device was idle because the next batch was not ready.
 
-    A GPU works on while the host waits. Two events tell for how long it stood still, and nobody waits for them: one
-    after the work of a step, one when the next batch has come.
+    A GPU keeps working while the host waits. Two events, which nothing waits for, measure its idle time: one
+    after the work of a step, one when the next batch is ready.
     """
 
     def __init__(self, event: Callable[[], Any] | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """event: makes one that keeps its time on the GPU; None for a device that does all while the host waits."""
+        """event: creates an event timed on the GPU; None for a device that computes while the host waits."""
         self._event, self._clock = event, clock
         self._seconds = self._began = 0.0
         self._launched: Any = None  # the event after the latest step
@@ -177,17 +177,17 @@ class DataWaiting:
 
     @classmethod
     def on(cls, device: torch.device) -> DataWaiting:
-        """For the steps of a device."""
+        """The measurement for a device."""
         return cls(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
 
     def begin(self) -> None:
-        """The next batch is asked for."""
+        """The next batch is requested."""
         self._began = self._clock()
 
     def end(self) -> None:
-        """It has come."""
+        """The batch is ready."""
         waited = self._clock() - self._began
-        if self._event is None or self._launched is None:  # before the first step a GPU has nothing to do either
+        if self._event is None or self._launched is None:  # before the first step a GPU is idle anyway
             self._seconds += waited
             return
         come = self._event()
@@ -196,21 +196,21 @@ class DataWaiting:
         self._settle()
 
     def step_launched(self) -> None:
-        """All of a step is on its way to the device."""
+        """All work of a step has been launched."""
         if self._event is not None:
             self._launched = self._event()
             self._launched.record()
 
     @property
     def seconds(self) -> float:
-        """As far as it is known: a GPU may not have come to the latest step yet."""
+        """The seconds known so far: a GPU may not have reached the latest step."""
         self._settle()
         return self._seconds
 
     def _settle(self) -> None:
         while self._open and self._open[0][1].query():
             launched, come, waited = self._open.popleft()
-            # The GPU may have stood still before the batch was asked for, too: that is not for want of data.
+            # Idle time before the batch was requested is not caused by missing data.
             self._seconds += min(waited, launched.elapsed_time(come) / 1000)
 
 
@@ -218,7 +218,7 @@ Item = TypeVar("Item")
 
 
 def timed(items: Iterator[Item], waiting: DataWaiting) -> Iterator[Item]:
-    """The same items; `waiting` is told when each is asked for and when it has come."""
+    """The same items; `waiting` is notified when each is requested and when it is ready."""
     while True:
         waiting.begin()
         try:
@@ -230,15 +230,15 @@ def timed(items: Iterator[Item], waiting: DataWaiting) -> Iterator[Item]:
 
 
 def slow_data_warning(share: float, seconds: float, workers: int, *, packed: bool = False) -> str:
-    """A sentence with figures and the remedy, where waiting took long; else "". share: of `seconds` of training.
+    """A warning with figures and the remedy if waiting took long, else "". share: of `seconds` of training.
 
-    packed: every process turns a whole stream into tokens, so that a second one does not help.
+    packed: every loader process tokenises the whole stream, so that a second one does not help.
     """
     waited = share * seconds
-    if share <= 0.2 or waited < 1.0:  # less than a second is no loss in a run of any length
+    if share <= 0.2 or waited < 1.0:  # less than a second does not matter in any run
         return ""
     remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
     if packed:
         ready = "let rows hold token ids (data.tokens_field), or set data.packing: false"
         remedy = ready if workers else "set data.workers to 1"
-    return f"{share:.0%} of the training went by waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"
+    return f"{share:.0%} of the training time was spent waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"

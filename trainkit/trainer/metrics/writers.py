@@ -1,4 +1,4 @@
-"""Reporters of metrics: `metrics.jsonl` always, TensorBoard and Weights & Biases where a recipe names them."""
+"""Reporters of metrics: `metrics.jsonl` always, TensorBoard and Weights & Biases if a recipe names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reporter(Protocol):
 
 
 class JsonLines(Reporter):
-    """`metrics.jsonl`: one object a line, in the file at once, appended to on a restart."""
+    """`metrics.jsonl`: one object a line, written immediately, appended to on a restart."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,12 +39,12 @@ class JsonLines(Reporter):
         self._torn = self._warned = False
         try:
             fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            self._file = FileIO(fd, "ab")  # unbuffered: a reader sees each line at once, and a killed run loses none
-        except OSError as error:  # something else has its name
+            self._file = FileIO(fd, "ab")  # unbuffered: readers see each line immediately, and a killed run loses none
+        except OSError as error:  # its name is taken by something else
             self._warn(error)
 
     def write(self, record: Record) -> None:
-        """Append one line; NaN and infinity become null, for JSON has no word for them."""
+        """Append one line; NaN and infinity, which JSON lacks, become null."""
         if self._file is None:
             return
         line = json.dumps({name: finite(value) for name, value in record.items()}, allow_nan=False)
@@ -53,13 +53,13 @@ class JsonLines(Reporter):
             while left:  # a write on a nearly full disk may be short
                 left = left[self._file.write(left) :]
             self._torn = False
-        except OSError as error:  # a full disk costs lines and a warning, not the run
+        except OSError as error:  # a full disk loses lines and gives a warning, but does not end the run
             self._torn = self._torn or len(left) < len(whole)
             self._warn(error)
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:
-            log.warning("%s cannot be written, the run goes on without it: %s", self._path, error.strerror)
+            log.warning("%s cannot be written, the run continues without it: %s", self._path, error.strerror)
         self._warned = True
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ class JsonLines(Reporter):
 
 
 def finite(value: Any) -> Any:
-    """The value; None for a float that is infinite or no number."""
+    """The value; None for an infinite float or NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """What of a record is drawn over the steps; nothing of one that has no step."""
+    """The numbers of a record that are plotted over the steps; empty for a record without a step."""
     values = record.items() if "step" in record else ()
     return {name: value for name, value in values if name != "step" and isinstance(value, int | float)}
 
@@ -94,12 +94,12 @@ class TensorBoard(Reporter):
         self._writer.close()
 
 
-# Where wandb would keep things of its own in the user's home.
+# Folders that wandb would otherwise create in the user's home.
 FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
 
 
 class WeightsAndBiases(Reporter):
-    """One run of theirs for a run directory: `wandb sync RUN/wandb/offline-run-…` uploads it later."""
+    """One W&B run per run directory: `wandb sync RUN/wandb/offline-run-…` uploads it later."""
 
     def __init__(self, run_dir: Path) -> None:
         self._temporary = run_dir / "wandb" / "tmp"
@@ -108,7 +108,7 @@ class WeightsAndBiases(Reporter):
             os.environ.setdefault(name, str(run_dir / "wandb" / "own"))
         before, tempfile.tempdir = tempfile.tempdir, str(self._temporary)
         try:
-            # It makes temporary folders when it is imported, and removes them in a tear-down that ranks do without.
+            # It creates temporary folders on import and removes them at the interpreter's shutdown, which ranks skip.
             import wandb
         finally:
             tempfile.tempdir = before
@@ -119,12 +119,12 @@ class WeightsAndBiases(Reporter):
             dir=str(run_dir),
             project=os.environ.get("WANDB_PROJECT", recipe["name"]),
             name=os.environ.get("WANDB_NAME", run_dir.name),
-            # A run that is started again writes a second folder under the same id, which syncing puts together.
+            # A restarted run writes a second folder with the same id; syncing merges them.
             id=os.environ.get("WANDB_RUN_ID", run_dir.name),
             resume="allow" if mode == "online" else None,  # offline it is done when the folders are synced
             mode=mode,
             config=recipe,
-            # trainkit keeps the rank's output, and where the code lies is no part of a run's metrics.
+            # trainkit already logs the rank's output, and the code's location does not belong in the metrics.
             settings=self._wandb.Settings(
                 console="off", silent=True, disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
             ),
@@ -136,7 +136,7 @@ class WeightsAndBiases(Reporter):
 
     def close(self) -> None:
         self._run.finish()
-        # Ranks end by os._exit, which runs no handler of atexit.
+        # Ranks end by os._exit, which skips atexit handlers.
         self._wandb.teardown()  # ends wandb's own process
         shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -145,7 +145,7 @@ REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {"tensorboard": TensorBoar
 
 
 class Metrics(Reporter):
-    """All reporters of the main rank as one; on every other rank it has none."""
+    """All reporters of the main rank as one; empty on every other rank."""
 
     def __init__(self, run_dir: Path, report_to: Sequence[str], *, main: bool) -> None:
         self._reporters: list[Reporter] = [JsonLines(run_dir / "metrics.jsonl")] if main else []
