@@ -11,7 +11,7 @@ from trainkit.launch_plan.model import Notice
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
-from trainkit.tools.builtin.tensor_cores import SOURCE
+from trainkit.tools.builtin.rules import SOURCE
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
