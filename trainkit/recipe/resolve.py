@@ -84,9 +84,11 @@ def _layers(request: Request, files: FileChecks) -> tuple[list[Layer], list[Diag
     environment, diagnostics = environment_layer(request.environ, strength, request.cwd)
     found += diagnostics
     layers = [*sources.layers, environment]
-    typed, diagnostics = override_layers(request.overrides, strength + 1, request.cwd, files, merge(layers).get)
-    found += diagnostics
-    layers += typed
+    if request.overrides:
+        below = merge(layers).get
+        typed, diagnostics = override_layers(request.overrides, strength + 1, request.cwd, files, below)
+        found += diagnostics
+        layers += typed
     if request.arguments:
         layers.append(argument_layer(request.arguments, strength + 1, request.cwd, merge(layers).get))
     return layers, found, sources
