@@ -24,7 +24,8 @@ SIDES = ("global", "micro", "accumulation")
 def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
     """Solve the triangle for `ranks` data-parallel ranks. Raises RecipeError where the numbers cannot fit."""
     batch, given = resolved.recipe.batch, _given(resolved)
-    if resolved.recipe.program.kind == "deepspeed" and given and not _by_layers(resolved):
+    by_layers = any(resolved.given(f"batch.{name}") for name in SIDES)
+    if resolved.recipe.program.kind == "deepspeed" and given and not by_layers:
         return _of_engine(resolved, given, ranks)
     if batch.micro == "auto" and "accumulation" not in given:
         return _searched(resolved, given, ranks)
@@ -52,10 +53,6 @@ def solve_batch(resolved: Resolved, ranks: int) -> BatchArithmetic:
 
 def _sides(given: Mapping[str, int], ranks: int) -> Sides:
     return Sides(given.get("global"), given.get("micro"), given.get("accumulation"), ranks)
-
-
-def _by_layers(resolved: Resolved) -> bool:
-    return any(resolved.given(f"batch.{name}") for name in SIDES)
 
 
 def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> BatchArithmetic:

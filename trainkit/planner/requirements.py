@@ -37,14 +37,6 @@ def _strategy(c: Context) -> str:
     return f"strategy {c.strategy}" if c.strategy in ON_DEEPSPEED else ""
 
 
-def _mesh(c: Context) -> str:
-    return "a mesh of ranks" if c.recipe.env and widths(c) else ""
-
-
-def _sequence_parallelism(c: Context) -> str:
-    return "sequence parallelism over ranks" if c.recipe.env and widths(c).get("sp_size", 1) > 1 else ""
-
-
 def _fully_shard_on_cpu(c: Context) -> str:
     strategy = c.recipe.strategy
     shards = isinstance(strategy, Fsdp) and strategy.version == 2 and c.program != "torch"
@@ -106,8 +98,18 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         install="pip install 'torch>=2.8'",
     ),
     # before, accelerate reads none of the mesh's variables (utils/launch.py), or none of those of sequence parallelism
-    Requirement("accelerate", "1.12", _sequence_parallelism, install="pip install 'accelerate>=1.12'"),
-    Requirement("accelerate", "1.10", _mesh, install="pip install 'accelerate>=1.10'"),
+    Requirement(
+        "accelerate",
+        "1.12",
+        lambda c: "sequence parallelism over ranks" if c.recipe.env and widths(c).get("sp_size", 1) > 1 else "",
+        install="pip install 'accelerate>=1.12'",
+    ),
+    Requirement(
+        "accelerate",
+        "1.10",
+        lambda c: "a mesh of ranks" if c.recipe.env and widths(c) else "",
+        install="pip install 'accelerate>=1.10'",
+    ),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
     Requirement(
         "deepspeed",

@@ -267,10 +267,6 @@ def _save_strategy(context: Context) -> Any:
     return "best" if checkpoint.keep_best else "steps" if checkpoint.every_steps else "no"
 
 
-def _pushed(context: Context) -> Any:
-    return True if chosen(context, f"{PUSH}.repo") else UNSET
-
-
 def _push_strategy(context: Context) -> Any:
     asked = chosen(context, f"{PUSH}.strategy")
     return "all_checkpoints" if asked == "all" else asked
@@ -381,7 +377,10 @@ FIELDS: tuple[Argument, ...] = (
         owned="plan",
     ),
     switch(
-        "push_to_hub", f"{PUSH}.repo", encode=_pushed, decode=lambda on: Unsupported("which repository is not said")
+        "push_to_hub",
+        f"{PUSH}.repo",
+        encode=lambda c: True if chosen(c, f"{PUSH}.repo") else UNSET,
+        decode=lambda on: Unsupported("which repository is not said"),
     ),
     plain("hub_model_id", f"{PUSH}.repo"),
     plain("hub_strategy", f"{PUSH}.strategy", "every_save", encode=_push_strategy),
