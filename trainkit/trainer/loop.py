@@ -336,7 +336,7 @@ def expert_use(model: Model, world: World) -> dict[str, Any]:
 
 
 def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) -> None:
-    """TrainingError if loss or gradients are not finite: then neither are the weights, and no later step repairs them."""
+    """TrainingError if loss or gradients are not finite, and so the weights, and no later step repairs that."""
     if parts.settings.dtype == "fp16":  # loss scaling skips such a step, and the next may be finite again
         return
     for what, value in (("loss", loss), ("norm of the gradients", float(norm))):
