@@ -1,10 +1,12 @@
 """How a recipe section and its settings are declared: once, with everything that is derived from the declaration."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.config import JsonDict
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
 
 # The upper bound of every number that declares none: what is larger only overflows, or fills the memory.
 MOST = 10**12
@@ -43,30 +45,25 @@ class Section(BaseModel):
         """What several settings say against one another, a line each."""
         yield from ()
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Pydantic calls a function of Python's only for the sections that have need of it."""
-        super().__init_subclass__(**options)
-        for need, validator in _VALIDATORS.items():
-            if need in vars(cls):
-                setattr(cls, f"_of_{need}", validator)
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The section's validator, with Python functions only if the section needs them."""
+        made: Any = handler(source)
+        ref = made.pop("ref", None)  # of the section in the JSON Schema: the outermost validator must carry it
+        if cls.short_form:
+            made = no_info_before_validator_function(cls._expand, made)
+        if cls._contradictions is not Section._contradictions:
+            made = no_info_after_validator_function(cls._agree, made)
+        return {**made, "ref": ref} if ref else made
 
+    @classmethod
+    def _expand(cls, value: Any) -> Any:
+        return {cls.short_form: value} if isinstance(value, (str, int, float)) else value
 
-def _expand(cls: type[Section], value: Any) -> Any:
-    return {cls.short_form: value} if isinstance(value, (str, int, float)) else value
-
-
-def _agree(section: Section) -> Section:
-    if found := "\n".join(section._contradictions()):
-        raise ValueError(found)
-    return section
-
-
-_EXPAND: Any = classmethod(_expand)
-# What a section declares, and what then validates it.
-_VALIDATORS = {
-    "short_form": model_validator(mode="before")(_EXPAND),
-    "_contradictions": model_validator(mode="after")(_agree),
-}
+    def _agree(self) -> Self:
+        if found := "\n".join(self._contradictions()):
+            raise ValueError(found)
+        return self
 
 
 def section(model: type[Section], description: str) -> Any:
