@@ -268,7 +268,7 @@ def test_data_and_checkpoints_that_are_not_there_block_a_run_before_it_starts(
     planned = trainkit("plan", "tiny.yaml", override)
     assert planned.returncode == 4
     assert f"blocker: {words}" in planned.stdout
-    where = f"it would be {tmp_path}/gone.txt; check data.path, from the working folder"
+    where = f"it would be {tmp_path}/gone.txt; check data.path, relative to the working folder"
     assert (where in " ".join(planned.stdout.split())) == ("gone.txt" in override)
     done = trainkit("run", "tiny.yaml", override)
     assert done.returncode == 4

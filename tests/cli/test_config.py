@@ -90,7 +90,7 @@ def test_variants_among_answers_are_refused_and_kept_by_a_recipe_to_start_from(
         (("--answers", "gone.yaml"), "there is no file gone.yaml"),
         (("--from", "gone.yaml"), "there is no file gone.yaml"),
         (("--on", "gone.json"), "gone.json"),
-        (("--set", "program.kind=torch"), "Nothing can be proposed"),
+        (("--set", "program.kind=torch"), "There is nothing to propose"),
         (("--set", "env.HF_TOKEN=hf_secret"), "is a secret by its name"),
         (("--output", "/proc/mine.yaml"), "/proc/mine.yaml cannot be written"),
         (
@@ -193,7 +193,7 @@ def test_answers_that_no_file_can_keep_are_shown(trainkit: Trainkit) -> None:
     done = trainkit("config", "--output", f"/proc/{'x' * 245}.yaml", stdin="builtin\ncpu-2\n")
     assert done.returncode == 2
     assert "your answers cannot be kept" in done.stdout
-    assert yaml.safe_load(done.stdout.partition("file of these lines:\n")[2])["nodes"] == {"processes_per_node": 2}
+    assert yaml.safe_load(done.stdout.partition("file with these lines:\n")[2])["nodes"] == {"processes_per_node": 2}
 
 
 def test_a_recipe_does_not_replace_what_it_extends(trainkit: Trainkit, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_recipe_does_not_replace_what_it_extends(trainkit: Trainkit, tmp_path:
     (tmp_path / "base.yaml").write_text(base)
     done = trainkit("config", "--from", "base.yaml", "--output", "./base.yaml", "--force")
     assert done.returncode == 2
-    assert "./base.yaml is what the new recipe is to extend" in done.stderr
+    assert "./base.yaml is the recipe to extend" in done.stderr
     assert not done.stdout
     done = trainkit("config", "--from", "base.yaml", "--force", stdin="\n" * 7 + "base.yaml\nmine.yaml\nyes\n")
     assert done.returncode == 0, done.stderr

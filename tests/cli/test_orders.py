@@ -106,7 +106,7 @@ def test_a_program_that_knows_no_request_for_a_checkpoint_goes_on(folder: Path) 
         (("submit", "r.yaml", "cluster.kind=slurm", "cluster.time=90"), 2, "in quotes"),
         (("submit", "r.yaml", "cluster.kind=slurm", "cluster.machine=8xh1000"), 2, "cluster.machine=8xh1000: error"),
         (("status",), 2, "no runs"),
-        (("status", "--", "r"), 2, "takes no words after --"),
+        (("status", "--", "r"), 2, "takes no arguments after --"),
         (("logs", "nosuch"), 2, "neither a run directory nor a run"),
     ],
 )

@@ -77,8 +77,8 @@ def test_words_in_front_are_trainkits_and_words_behind_are_the_programs(trainkit
     assert plan["strategy"]["kind"] == "ddp"
     assert plan["commands"][0]["argv"][-7:] == ["train.py", "--lr", "1e-3", "train.steps=7", "--json", "-m", "x.py"]
     said = trainkit("plan", *words, cwd=folder).stderr
-    assert "train.steps=7 stands behind train.py, and goes to it" in said
-    assert "--json stands behind train.py, and goes to it" in said
+    assert "train.steps=7 comes after train.py, so it is passed to it" in said
+    assert "--json comes after train.py, so it is passed to it" in said
 
 
 def test_a_script_on_trainer_writes_where_its_words_say(trainkit: Trainkit, folder: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_script_without_a_kind_is_one_error_with_the_kind_that_was_found(train
 
 def test_a_double_dash_behind_the_script_goes_to_it_and_is_noticed(trainkit: Trainkit, folder: Path) -> None:
     done = trainkit("plan", "train.py", "--", "--lr", "1", cwd=folder)
-    assert "the `--` behind train.py goes to it too" in done.stderr
+    assert "the `--` after train.py is passed to it too" in done.stderr
     assert planned(trainkit, folder, "train.py", "--", "--lr", "1")["commands"][0]["argv"][-3:] == ["--", "--lr", "1"]
 
 
@@ -226,7 +226,7 @@ def test_a_program_that_a_shell_script_names_by_default_is_the_one(trainkit: Tra
 def test_an_option_behind_the_command_that_is_imported_is_noticed(trainkit: Trainkit, folder: Path) -> None:
     done = trainkit("import", "torchrun", "train.py", "-o", "made.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "-o stands behind train.py, and goes to it" in done.stderr
+    assert "-o comes after train.py, so it is passed to it" in done.stderr
     assert not (folder / "made.yaml").exists()
 
 

@@ -251,7 +251,7 @@ def test_a_line_in_one_word_and_a_script_that_sh_runs_are_read_alike(trainkit: T
     behind = trainkit("import", "torchrun train.py", "--output", "made.yaml", "--", "--lr", "3")
     assert behind.returncode == 0, behind.stderr
     assert "lr: 3" in (tmp_path / "made.yaml").read_text()
-    assert "one word too many: 'more'" in trainkit("import", "torchrun train.py", "more").stderr
+    assert "unexpected argument 'more'" in trainkit("import", "torchrun train.py", "more").stderr
     (tmp_path / "sub").mkdir()
     assert "folder: sub" in trainkit("import", "cd sub\ntorchrun train.py --config a.yaml").stdout
     missing = trainkit("import", "sh", "gone.sh")

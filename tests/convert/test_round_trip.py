@@ -265,7 +265,7 @@ def test_what_a_tool_is_not_told_is_named(trainkit: Trainkit) -> None:
         (("ddp", "--export", "deepspeed"), "strategy.kind is ddp"),
         (("ddp", "--export", "tf"), "there is no export to 'tf'"),
         (("zero2", "--export", "accelerate"), "add --output FOLDER"),
-        (("ddp", "--output", "x"), "--output is where --export writes"),
+        (("ddp", "--output", "x"), "--output is for --export"),
         (("ddp", "--export", "accelerate", "--json"), "exclude one another"),
     ],
 )

@@ -85,7 +85,7 @@ def test_repeated_runs_and_chosen_variants_are_reported_as_json(trainkit: Traink
     words = ("--only", "bf16", "--no-base", "--repeat", "2", "--no-plot", "--json")
     done = trainkit("bench", recipe.name, *words, "--hub_model_id=ada/tiny", "--hub_strategy=all")
     assert done.returncode == 0, done.stderr  # without a token for the Hub
-    assert done.stderr.count("note: a bench uploads nothing to ada/tiny\n") == 1
+    assert done.stderr.count("note: bench uploads nothing to ada/tiny\n") == 1
     (row,) = json.loads(done.stdout)["rows"]
     assert row["variant"] == "bf16"
     assert len({run["run_directory"] for run in row["runs"]}) == 2

@@ -55,7 +55,7 @@ def test_reasons_the_way_back_refusals_and_leaving_without_loss(
     child.expect("'64/x' is not a batch")
     child.expect(QUESTIONS["batch"])
     child.send("6\x03")
-    child.expect("go on with:\r\n  trainkit config --on facts.json --answers")
+    child.expect("continue with:\r\n  trainkit config --on facts.json --answers")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
@@ -76,7 +76,7 @@ def test_ctrl_c_and_ctrl_d_leave_a_list_and_a_line_alike(
         child.send(word + ENTER)
         child.expect(QUESTIONS["command"])
     child.send(key)
-    child.expect("answers are kept" if typed else "nothing is written")
+    child.expect("answers are saved" if typed else "nothing is written")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130

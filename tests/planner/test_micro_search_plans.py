@@ -63,7 +63,7 @@ def test_what_cannot_search_refuses_with_the_reason(
 
 
 def test_a_bound_without_a_search_is_refused() -> None:
-    with pytest.raises(ValidationError, match="memory_mib bounds what micro: auto looks for"):
+    with pytest.raises(ValidationError, match="memory_mib limits the search of micro: auto"):
         Recipe.model_validate({"batch": {"memory_mib": 100}})
 
 

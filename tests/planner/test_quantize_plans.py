@@ -121,5 +121,5 @@ def test_recomputing_in_8_bits_is_warned_of(layered: Layered, machine: Machine) 
 
 
 def test_settings_of_4_bits_are_errors_beside_8(layered: Layered) -> None:
-    with pytest.raises(ValueError, match="quant_type and double_quant are of 4 bits, and bits is 8"):
+    with pytest.raises(ValueError, match="quant_type and double_quant are for 4 bits, and bits is 8"):
         layered(recipe_of("model: {kind: hf, architecture: llama, quantize: {bits: 8, quant_type: fp4}}"))

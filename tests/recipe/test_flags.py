@@ -381,7 +381,7 @@ def test_processes_of_all_machines_are_divided_by_the_machines(solve: Solve, ref
     [
         (("--sede", "3"), "unknown flag --sede", "--seed?"),
         (("--lr=3",), "unknown flag --lr", "optimizer.lr=…?"),
-        (("--set", "train.steps=3"), "unknown flag --set", "without a flag: train.steps=100"),
+        (("--set", "train.steps=3"), "unknown flag --set", "without dashes: train.steps=100"),
         (("--frobnicate",), "unknown flag --frobnicate", "run --help"),
         (("--seed",), "--seed requires a value", "--seed SEED"),
         (("--seed", "--bf16"), "--seed requires a value", "--seed SEED"),

@@ -152,7 +152,7 @@ def test_a_dry_run_runs_no_program_that_the_recipe_names(
     assert done.returncode == 0, done.stderr
     assert "node.sh as node 1" in done.stdout
     assert (tmp_path / "asked").exists() is (refused == "")
-    assert (f"no host is asked: cluster.options has {refused}," in done.stderr) is (refused != "")
+    assert (f"no host is contacted: cluster.options has {refused}," in done.stderr) is (refused != "")
 
 
 @pytest.mark.cli

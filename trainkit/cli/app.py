@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how a call is handed to one of them."""
+"""The command line: the commands, and how a call reaches one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainkit import __version__
 from trainkit.cli.options import CommandGroup, ImportCommand, LaunchCommand, RecipeCommand, Row
 from trainkit.errors import UsageError
 
-_LAUNCHED = "RECIPE [OVERRIDE]... [-- WORDS] | [OVERRIDE]... PROGRAM [WORDS]..."
+_LAUNCHED = "RECIPE [OVERRIDE]... [-- ARGS] | [OVERRIDE]... PROGRAM [ARGS]..."
 _RUNS: Mapping[str, Row] = {
     "list": Row("runs:list_runs"),
     "show": Row("runs:show"),
@@ -27,15 +27,15 @@ _JOB: Mapping[str, Row] = {
 COMMANDS: Mapping[str, Row | CommandGroup] = {
     "run": Row("run:run", LaunchCommand, _LAUNCHED),
     "plan": Row("plan:plan", LaunchCommand, _LAUNCHED),
-    "submit": Row("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- WORDS]"),
+    "submit": Row("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
     "status": Row("jobs:status"),
     "logs": Row("jobs:logs"),
     "checkpoint": Row("jobs:checkpoint"),
     "cancel": Row("jobs:cancel"),
-    "attach": Row("jobs:attach", arguments="[RUN] [-- WORDS]"),
-    "bench": Row("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- WORDS]"),
-    "check": Row("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [WORDS]..."),
-    "explain": Row("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [WORDS]..."),
+    "attach": Row("jobs:attach", arguments="[RUN] [-- COMMAND]"),
+    "bench": Row("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
+    "check": Row("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [ARGS]..."),
+    "explain": Row("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [ARGS]..."),
     "gpus": Row("machine:gpus"),
     "env": Row("machine:env"),
     "facts": Row("machine:facts"),
@@ -43,13 +43,13 @@ COMMANDS: Mapping[str, Row | CommandGroup] = {
     "cp": Row("recipes:cp"),
     "config": Row("config:config"),
     "schema": Row("recipes:schema"),
-    "doctor": Row("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [WORDS]..."),
+    "doctor": Row("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [ARGS]..."),
     "export": Row("export:export"),
-    "import": Row("import_:import_", ImportCommand, "FILE [-- SCRIPT WORDS...] | COMMAND..."),
+    "import": Row("import_:import_", ImportCommand, "FILE [-- SCRIPT ARGS...] | COMMAND..."),
     "dump": Row("runs:dump"),
     "runs": CommandGroup("runs", _RUNS, "List, show and prune run directories."),
-    # What scripts and jobs call, and nobody types.
-    "job": CommandGroup("job", _JOB, "What scripts and jobs call for themselves.", hidden=True),
+    # Called by scripts and jobs, not by users.
+    "job": CommandGroup("job", _JOB, "Commands for scripts and jobs.", hidden=True),
 }
 _WORD = re.compile(r"'[^']+'|--\S+")
 _ADVICE = re.compile(r" \(?(?:Did you mean|Possible options).*")
@@ -101,9 +101,9 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def usage_error(error: click.UsageError) -> UsageError:
-    """What click finds wrong, with a next step: the nearest command or option, or where the help is."""
+    """An error of click, with a hint: the nearest command or option, or where the help is."""
     message, context = _ADVICE.sub("", error.format_message()).rstrip(". "), error.ctx
-    hint = f"`{context.command_path if context else 'trainkit'} --help` shows what there is"
+    hint = f"`{context.command_path if context else 'trainkit'} --help` lists them"
     unknown = _WORD.search(message)
     if unknown and context and message.startswith("No such"):
         from trainkit.recipe.suggestions import did_you_mean

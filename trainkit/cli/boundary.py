@@ -1,4 +1,4 @@
-"""The one place where errors become messages and exit codes, and where the standard streams are made safe."""
+"""Turn errors into messages and exit codes, and make the standard streams safe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import NoReturn
 from trainkit import __version__
 from trainkit.errors import Diagnostic, ExitCode, MachineError, TrainkitError, UsageError, refusal
 
-# System errors that are neither a bug nor a wrong recipe, but of the path that was given.
+# System errors that are caused by a given path, not by a bug or a wrong recipe.
 _OF_THE_PATH = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 )
@@ -54,7 +54,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader is gone (`trainkit plan … | head`): nothing is wrong, and the interpreter must not complain.
+        # The reader is gone (`trainkit plan … | head`): this is not an error.
         _forget_output()
         return 141
     except Exception as error:  # noqa: BLE001 - the boundary: what is left is an error of the system or a bug of ours
@@ -63,10 +63,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process. To free every object, one by one, takes the interpreter a third as long as a plan."""
+    """End the process. Freeing every object would take the interpreter a third as long as a plan."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader is gone, or the disk full: the exit code has to do
+        with contextlib.suppress(OSError):  # the reader is gone, or the disk is full: only the exit code is left
             stream.flush()
     os._exit(code)
 
@@ -79,7 +79,7 @@ def _explain(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, OSError) and error.errno in _OF_THE_PATH:
         _forget_output()
         what = f"the system refuses: {error.strerror}" + (f": {error.filename}" if error.filename else "")
-        return _show(UsageError(what, hint="name another path, or a folder that you may use"))
+        return _show(UsageError(what, hint="name another path, or a folder that you may write to"))
     with contextlib.suppress(Exception):  # nothing that happens here may hide the code
         if found := unmet(error):
             return _show(MachineError(found))
@@ -97,7 +97,7 @@ def _explain(error: Exception, arguments: Sequence[str]) -> int:
 def _show(error: TrainkitError) -> int:
     from trainkit.cli.diagnostics import show_diagnostics
 
-    with contextlib.suppress(OSError):  # standard error is gone or full: the exit code has to do
+    with contextlib.suppress(OSError):  # standard error is gone or full: only the exit code is left
         show_diagnostics(error.diagnostics)
     return int(error.exit_code)
 
@@ -168,11 +168,11 @@ def _encodable(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def unmet(error: Exception) -> tuple[Diagnostic, ...]:
-    """What is wrong with trainkit's own requirements, where that explains an error; empty where they are met."""
+    """Which of trainkit's own requirements is not met, if that explains an error; else empty."""
     found = tuple(_unmet())
     if not found and isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("trainkit"):
         what = f"the module {error.name} is not installed, and trainkit needs it"
-        return (Diagnostic("error", what, hint="install trainkit with what it requires: pip install trainkit"),)
+        return (Diagnostic("error", what, hint="install trainkit with its requirements: pip install trainkit"),)
     return found
 
 

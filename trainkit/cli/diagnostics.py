@@ -1,4 +1,4 @@
-"""Diagnostics as text: place, what is wrong, the source line with a caret, why, and what to do next."""
+"""Diagnostics as text: location, error, the source line with a caret, the reason, and a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real file system as commands see it: files by path, what this installation ships, and the files they write."""
+"""The file system for the commands: files by path, the recipes and presets that are shipped, and files to write."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def working_folder() -> str:
     try:
         return os.getcwd()  # noqa: PTH109 - as text, as the pure core takes it
     except FileNotFoundError as error:
-        raise MachineError("the working folder is no longer there", hint="cd to a folder that exists") from error
+        raise MachineError("the working folder no longer exists", hint="cd to a folder that exists") from error
 
 
 def write_file(target: Path, text: str, hint: str) -> None:

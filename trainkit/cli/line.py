@@ -1,4 +1,4 @@
-"""The words of a command line: those of trainkit's own, and where a program's or a launcher's command begins."""
+"""The arguments of a command line: trainkit's own, and where a program's or a launcher's command begins."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def split_line(argv: Sequence[str], *, most: int, what: str) -> tuple[list[str],
     positional, overrides = _overrides().split_overrides(argv)
     if len(positional) > most:
         hint = f"this command takes {what}; write overrides as key=value, the program's arguments after `--`"
-        raise UsageError(f"one word too many: {positional[most]!r}", hint=hint)
+        raise UsageError(f"unexpected argument {positional[most]!r}", hint=hint)
     return positional, overrides
 
 

@@ -80,16 +80,16 @@ def _default(declared: Any) -> dict[str, Any]:
 
 Presets = Annotated[
     list[str] | None,
-    Option("--with", metavar="PRESET", help="Put a preset on top of the recipe; may be repeated."),
+    Option("--with", metavar="PRESET", help="Apply a preset on top of the recipe; may be repeated."),
 ]
-Variant = Annotated[str | None, Option("--variant", metavar="NAME", help="Take this one of the recipe's variants.")]
+Variant = Annotated[str | None, Option("--variant", metavar="NAME", help="Use this variant of the recipe.")]
 Json = Annotated[bool, Option("--json", help="Print JSON for scripts.")]
 On = Annotated[
     str | None,
     Option(
         "--on",
         metavar="MACHINE",
-        help="Another machine than this: a file that `trainkit facts` made there, or a profile such as 8xh100.",
+        help="Another machine: a file that `trainkit facts` wrote there, or a profile such as 8xh100.",
     ),
 ]
 Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
@@ -97,7 +97,7 @@ Run = Annotated[
     str | None,
     Argument(
         metavar="[RUN]",
-        help="A run directory, a run's id, a job's number, or a name: its newest run. Default: the newest of all.",
+        help="A run directory, a run's id, a job's number, or a name (its newest run). Default: the newest run.",
     ),
 ]
 Root = Annotated[str, Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
@@ -113,8 +113,8 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run it. UsageError for words after `--` that it would not read."""
         if ctx.obj and not isinstance(self, RecipeCommand) and "--" not in self.arguments:
-            what = f"`{ctx.command_path}` takes no words after --"
-            raise UsageError(what, hint=f"leave them out: {' '.join(ctx.obj)[:100]}")
+            what = f"`{ctx.command_path}` takes no arguments after --"
+            raise UsageError(what, hint=f"remove them: {' '.join(ctx.obj)[:100]}")
         return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -226,9 +226,9 @@ class RecipeCommand(Command):
         super().format_help(ctx, formatter)
         formatter.write_paragraph()
         width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-        flags = "a flag that Hugging Face users know (`trainkit schema --flags` lists them)."
+        flags = "a flag named as in Hugging Face's tools (`trainkit schema --flags` lists them)."
         if self.lists_flags:
-            flags = "one of these flags, which Hugging Face users know (`-` and `_` are the same):"
+            flags = "one of these flags, named as in Hugging Face's tools (`-` and `_` are the same):"
         override = f"OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or {flags}"
         formatter.write(f"{textwrap.fill(override, width - 1)}\n")
         if self.lists_flags:  # as the schema has them, so they can't drift

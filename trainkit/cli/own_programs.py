@@ -82,9 +82,9 @@ def _refuse_secrets(words: Sequence[str], public: Collection[str]) -> None:
         if held.name not in public:
             what = f"--{held.name}" if held.by == "name" else "a word"
             what += f" is a secret by its {held.by}, written out in the command"
-            hint = "export it, where the program reads it there"
+            hint = "export it, if the program reads it from the environment"
             if held.name:
-                hint += f"; where it is none, put program.public=[{held.name}] in front"
+                hint += f"; if it is not a secret, add program.public=[{held.name}] before the program"
             raise UsageError(Diagnostic("error", what, why="plans and run directories are kept and shared", hint=hint))
 
 
@@ -97,7 +97,7 @@ def _command(words: Sequence[str], *, is_bare: bool) -> tuple[list[str], list[st
 
     if is_line(words[0]):
         if words[1:]:
-            raise UsageError(f"one word too many: {words[1]!r}", hint="write it inside the quotes of the line")
+            raise UsageError(f"unexpected argument {words[1]!r}", hint="write it inside the quotes of the line")
     elif script := shell_script(words):
         return script[:1], script[2:] if script[1:2] == ["--"] else script[1:]
     elif list(words) == [MODULE]:
@@ -146,12 +146,12 @@ def notes_on_words(words: Sequence[str], options: Mapping[str, bool]) -> Iterato
 
     target = next((word for word in words if word.endswith(PYTHON)), words[0])
     if "--" in words[1:] and words[words.index("--") - 1] == target:
-        yield Diagnostic("note", f"the `--` behind {target} goes to it too, as python has it", hint="leave it out")
+        yield Diagnostic("note", f"the `--` after {target} is passed to it too, as with python", hint="leave it out")
     for word in words[1:]:
         name = word.partition("=")[0]
         if word in options or ("=" in word and name.lstrip("-") in schema().settings and "." in name):
-            what = f"{word} stands behind {target}, and goes to it"
-            yield Diagnostic("note", what, hint="what is for trainkit stands in front of the program")
+            what = f"{word} comes after {target}, so it is passed to it"
+            yield Diagnostic("note", what, hint="arguments for trainkit come before the program")
 
 
 def _wrong(settings: Mapping[str, Assignment], disk: Disk, cwd: str) -> Iterator[Diagnostic]:
@@ -176,9 +176,9 @@ def _wrong_script(script: str, origin: Origin, disk: Disk, path: str) -> Iterato
         line = getattr(error, "lineno", 0) or 0
         text = (getattr(error, "text", "") or "").rstrip("\n")
         place = Origin("", 0, script, line, getattr(error, "offset", 0) or 1, text=text)
-        what = f"{script} is not a program for Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+        what = f"{script} is not a program for Python {sys.version_info[0]}.{sys.version_info[1]}"
         reason = getattr(error, "msg", "") or str(error)
-        hint = "mend it there, or name another script"
+        hint = "fix it there, or name another script"
         yield Diagnostic("error", what, "program.script", place, reason, hint)
     except OSError:
         return  # the recipe's own check says so

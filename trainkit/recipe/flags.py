@@ -153,7 +153,7 @@ def _split(words: Sequence[str]) -> Iterator[_Word]:
         elif word.startswith("--") and word != "--":
             yield _flag(word, remaining)
         else:
-            hint = "write key=value, or quote the words that belong to one flag"
+            hint = "write key=value, or quote the words of one flag"
             yield _Word((word,), wrong=(f"{word[:80]!r} is neither a flag nor key=value", hint))
 
 
@@ -196,11 +196,11 @@ def _next(flag: Flag, remaining: list[str]) -> str | None:
 
 def _unknown_flag(name: str) -> tuple[str, str]:
     if name in ("set", "override", "overrides"):
-        return f"unknown flag --{name}", "settings are given as they are, without a flag: train.steps=100"
+        return f"unknown flag --{name}", "settings are written without dashes: train.steps=100"
     hint = did_you_mean(name, flags(), "", "--")
     if not hint and (key := nearest_key(name)) in schema().settings:
         hint = f"did you mean {key}=…?"
-    hint = hint or "`trainkit run --help` lists the flags; what belongs to your program goes behind `--`"
+    hint = hint or "`trainkit run --help` lists the flags; arguments of your program go after `--`"
     return f"unknown flag --{name[:80]}", hint
 
 

@@ -137,7 +137,7 @@ SPECIAL = [
     Flag(
         '--fsdp ["WORDS"]',
         ("strategy.kind", "strategy.sharding", "strategy.auto_wrap", "strategy.offload"),
-        "Shard with FSDP2. Words: full_shard or shard_grad_op, auto_wrap, offload.",
+        "Shard with FSDP2. Values: full_shard or shard_grad_op, auto_wrap, offload.",
         call(f"{_STRATEGY}:fsdp"),
     ),
     Flag(
@@ -180,7 +180,7 @@ SPECIAL = [
     Flag(
         "--hub_strategy end|every_save|checkpoint|all",
         (f"{_PUSH}.strategy",),
-        "What is uploaded to the Hub, and when, as checkpoint.push_to_hub.strategy says; all_checkpoints is all.",
+        "What is uploaded to the Hub, and when: values of checkpoint.push_to_hub.strategy; all_checkpoints is all.",
         _by_value(f"{_PUSH}.strategy"),
     ),
 ]
@@ -230,7 +230,7 @@ def _epochs(use: Use) -> Outcome:
 
 @_flag(f"--report_to none|{'|'.join(_REPORTERS)}", "logging.report_to")
 def _report_to(use: Use) -> Outcome:
-    """Where metrics go besides metrics.jsonl; none for nowhere else."""
+    """Where metrics go in addition to metrics.jsonl; none for nowhere else."""
     assignments, found = _by_value("logging.report_to")(use)
     if unknown := [each for made in assignments for each in made.value if each not in _REPORTERS]:
         hint = f"write {', '.join(_REPORTERS)} or none; metrics.jsonl is always written, for any other tool to read"
@@ -251,7 +251,7 @@ def _push_to_hub(use: Use) -> Outcome:
 
 @_flag("--nproc_per_node N|auto|gpu|cpu", _PROCESSES)
 def _processes_per_node(use: Use) -> Outcome:
-    """Processes on each machine (torchrun's flag)."""
+    """Processes per machine (torchrun's flag)."""
     if use.value in ("gpu", "cpu"):
         device = {"gpu": "cuda", "cpu": "cpu"}[use.value]
         return [use.assign("devices.type", device), use.assign(_PROCESSES, "auto")], []
@@ -276,7 +276,7 @@ def _num_processes(use: Use) -> Outcome:
 
 @_flag("--num_gpus N", "devices.select", _PROCESSES)
 def _num_gpus(use: Use) -> Outcome:
-    """GPUs, and a process on each (deepspeed's flag)."""
+    """Number of GPUs, with one process on each (deepspeed's flag)."""
     selected, found = setting_reader("devices.select")(use)
     return [*selected, *setting_reader(_PROCESSES)(use)[0]], found
 
@@ -310,7 +310,7 @@ def _to_script(use: Use, value: Any) -> Outcome | None:
     args = use.current(ARGUMENTS)
     if args is None or isinstance(args, Mapping):
         return [use.assign(f"{ARGUMENTS}.{use.name}", value)], []
-    hint = f"write it behind the end of trainkit's own: -- --{use.name}"
+    hint = f"write it after trainkit's own arguments: -- --{use.name}"
     return [], [use.error(f"--{use.name} is for the program, whose arguments are given as a list", hint, key=ARGUMENTS)]
 
 
@@ -343,7 +343,7 @@ def _how_often(use: Use) -> Outcome:
 
 
 def _on_cpu(use: Use) -> Outcome:
-    """Compute on the CPU; `false` takes that back."""
+    """Compute on the CPU; `false` undoes that."""
     if use.on:
         return [use.assign("devices.type", "cpu")], []
     return ([use.assign("devices.type", "auto")] if use.current("devices.type") == "cpu" else []), []
@@ -356,12 +356,12 @@ for _name, _words in {
     "logging": "steps",
 }.items():
     _key = _EVERY[_name.replace("evaluation", "eval")]
-    _help = f"As Trainer says how often: by --{_name.replace('evaluation', 'eval')}_steps, else {_TRAINERS_STEPS}. "
-    _help += "Other words are for scripts on Trainer, which get the flag itself."
+    _help = f"Like Trainer's: every --{_name.replace('evaluation', 'eval')}_steps steps, by default {_TRAINERS_STEPS}. "
+    _help += "Other values are for scripts on Trainer, which get the flag itself."
     SPECIAL.append(Flag(f"--{_name}_strategy {_words}", (_key, ARGUMENTS), _help, _how_often))
 SPECIAL += (Flag(f"--{_name}", ("devices.type",), "Compute on the CPU.", _on_cpu) for _name in ("use_cpu", "no_cuda"))
 SPECIAL += (
-    Flag(f"--{_name} {_words}", ("strategy",), "As `accelerate launch` has it.", call(f"{_STRATEGY}:of_accelerate"))
+    Flag(f"--{_name} {_words}", ("strategy",), "As in `accelerate launch`.", call(f"{_STRATEGY}:of_accelerate"))
     for _name, _words in {
         "fsdp_sharding_strategy": "NAME|1..5", "fsdp_auto_wrap_policy": "POLICY", "fsdp_min_num_params": "N",
         "fsdp_transformer_layer_cls_to_wrap": "CLASSES", "fsdp_state_dict_type": "TYPE", "fsdp_version": "1|2",
@@ -389,8 +389,8 @@ def _mixed_precision(use: Use) -> Outcome:
 
 @_flag("--warmup_ratio SHARE", "schedule.warmup_steps", ARGUMENTS)
 def _warmup_ratio(use: Use) -> Outcome:
-    """Share of the steps that is linear warm-up, rounded up as Trainer does (TrainingArguments.get_warmup_steps). A
-    script on Trainer gets the flag itself where the steps are not said."""
+    """Share of the steps for linear warm-up, rounded up like Trainer does (TrainingArguments.get_warmup_steps). A
+    script on Trainer gets the flag itself if the steps are not set."""
     key, steps = "schedule.warmup_steps", use.current("--max_steps") or use.current("--train.steps")
     if steps is None and "num_train_epochs" not in use.given:  # which replaces the steps of a file
         steps = use.current("train.steps")
@@ -402,25 +402,25 @@ def _warmup_ratio(use: Use) -> Outcome:
         return [], [use.error(f"--warmup_ratio {use.value} is not a share", "write a number from 0 to 1", key=key)]
     if str(steps).isdecimal():
         return [use.assign(key, math.ceil(int(str(steps)) * share))], []
-    what = "--warmup_ratio is a share of the steps, and these are not said"
+    what = "--warmup_ratio is a share of the steps, and the steps are not set"
     return _to_trainer(use) or ([], [use.error(what, "write --warmup_steps N", key=key)])
 
 
 @_flag("--overwrite_output_dir")
 def _overwrite(use: Use) -> Outcome:
-    """Nothing: each run has a folder of its own."""
+    """No effect: each run has its own folder."""
     return [], []
 
 
 @_flag("--do_train", "train.steps", ARGUMENTS)
 def _do_train(use: Use) -> Outcome:
-    """Train, which is the default; `false` trains nothing. A script of your own gets the flag itself."""
+    """Train, which is the default; `false` trains nothing. Your own script gets the flag itself."""
     return _to_script(use, use.on) or (([] if use.on else [use.assign("train.steps", 0)]), [])
 
 
 @_flag("--do_eval", "train.steps", "eval.every_steps", ARGUMENTS)
 def _do_eval(use: Use) -> Outcome:
-    """Evaluate and train nothing; with --do_train, evaluate after training (at least). A script of your own gets
+    """Evaluate without training; with --do_train, evaluate (at least) after training. Your own script gets
     the flag itself."""
     if (outcome := _to_script(use, use.on)) or not use.on:
         return outcome or ([], [])
@@ -432,7 +432,7 @@ def _do_eval(use: Use) -> Outcome:
 
 @_flag("--do_predict", "train.steps", "predict.split")
 def _do_predict(use: Use) -> Outcome:
-    """Predict (the validation samples, unless predict.split says others) and train nothing; with --do_train, predict
+    """Predict (the validation samples, or those of predict.split) without training; with --do_train, predict
     after training."""
     if not use.on:
         return [use.assign("predict.split", "none")], []
@@ -443,7 +443,7 @@ def _do_predict(use: Use) -> Outcome:
 
 @_flag("--profile [STEPS]", "profile.steps", unit="steps")
 def _profile(use: Use) -> Outcome:
-    """Profile some steps with torch.profiler (3 where no number is given): time by groups of operators, and a trace
+    """Profile some steps with torch.profiler (3 by default): time by groups of operators, and a trace
     file."""
     if use.value is not None:
         return setting_reader("profile.steps")(use)

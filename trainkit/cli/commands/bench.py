@@ -32,7 +32,7 @@ NO_UPLOAD = "checkpoint.push_to_hub!={}"  # nor is what it has trained for other
 
 Only = Annotated[str | None, Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
 Output = Annotated[
-    Path | None, Option("--output", metavar="FOLDER", help="Where table and plot go; default: beside the runs.")
+    Path | None, Option("--output", metavar="FOLDER", help="Folder for table and plot; default: next to the runs.")
 ]
 
 
@@ -42,15 +42,15 @@ def bench(
     presets: Presets = None,
     only: Only = None,
     no_base: Annotated[bool, Option("--no-base", help="Leave out the recipe without a variant.")] = False,
-    repeat: Annotated[int, Option("--repeat", min=1, help="Runs of each; the table shows the medians.")] = 1,
+    repeat: Annotated[int, Option("--repeat", min=1, help="Number of runs of each; the table shows medians.")] = 1,
     output: Output = None,
-    no_plot: Annotated[bool, Option("--no-plot", help="Draw nothing (drawing needs matplotlib).")] = False,
+    no_plot: Annotated[bool, Option("--no-plot", help="Draw no plot (plots need matplotlib).")] = False,
     as_json: Json = False,
 ) -> None:
     """Run RECIPE and each of its variants one after another, and compare them.
 
     Prints a table; writes bench.csv, bench.json, bench.png and bench.svg. A variant that
-    fails is a row of the table and not the end. Exit code 1 means that one of them failed.
+    fails becomes a row of the table, and the bench continues. Exit code 1: a variant failed.
 
     Example: trainkit bench efficiency-table-small --only checkpointing,bf16
     """
@@ -119,7 +119,7 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
     if repo is None:
         return found
     if repo not in said:
-        sys.stderr.write(one_line(f"note: a bench uploads nothing to {repo}") + "\n")
+        sys.stderr.write(one_line(f"note: bench uploads nothing to {repo}") + "\n")
         said.add(repo)
     return resolve_request(recipe, (*overrides, NO_UPLOAD), presets, context.obj, variant)
 

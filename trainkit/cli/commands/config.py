@@ -44,7 +44,7 @@ from trainkit.wizard.session import (
 )
 
 WHY, BACK = "?", "<"
-GREETING = "Enter takes what is proposed; ? says more, < goes back, Ctrl-C leaves."
+GREETING = "Enter accepts the proposal; ? explains, < goes back, Ctrl-C quits."
 NARROWEST_COLUMN = 12  # of the choices' words
 
 
@@ -227,7 +227,9 @@ class Conversation:
             outcome = self.session.answer("")
             if isinstance(outcome, Diagnostic):
                 key = self.session.topic.keys[0] if self.session.topic else ""
-                raise UsageError(f"{question.text} Nothing can be proposed: {outcome.what}", hint=f"add --set {key}=…")
+                raise UsageError(
+                    f"{question.text} There is nothing to propose: {outcome.what}", hint=f"add --set {key}=…"
+                )
             self.session = outcome
         self.write(self.finish(self.target))
 
@@ -250,7 +252,7 @@ class Conversation:
         except (KeyboardInterrupt, EOFError) as leaving:
             self.keep()
             if isinstance(leaving, EOFError) and not sys.stdin.isatty():
-                hint = "answer all of them, or add --defaults to take what is proposed"
+                hint = "answer all questions, or add --defaults to accept the proposals"
                 raise UsageError("the input ended before the last question", hint=hint) from leaving
             return _INTERRUPTED
 
@@ -300,11 +302,11 @@ class Conversation:
         # Without its first line, which is for editors.
         say(["", finished.text.partition("\n")[2], table.render(finished.plan, self.asker.width)])
         exists = Disk().exists(str(self.target)) and not self.force
-        yes, note = ("replace", "the file that is there") if exists else ("yes", f"write {self.target}")
+        yes, note = ("replace", "the existing file") if exists else ("yes", f"write {self.target}")
         question = Question(
             f"{self.target} exists. Replace it?" if exists else f"Write {self.target}?",
-            ("The recipe is a text file, made to be edited. < goes back to the questions.",),
-            (Choice(yes, note, {}, ""), Choice("no", "leave without writing it; the answers are kept", {}, "")),
+            ("The recipe is a text file that you can edit. < goes back to the questions.",),
+            (Choice(yes, note, {}, ""), Choice("no", "quit without writing it; the answers are saved", {}, "")),
             "no" if exists else "yes",
             expected="another file's name, *.yaml",
         )
@@ -338,7 +340,7 @@ class Conversation:
     def keep(self) -> None:
         """Keep the answers of a user who leaves, and show how to go on."""
         if not self.session.asked:
-            say(["", "Nothing was answered, and nothing is written."])
+            say(["", "There are no answers, and nothing is written."])
             return
         name = self.target.with_suffix(".answers.yaml")
         for target in (_free(name), _free(Path(name.name))):  # the working folder, where the recipe's is read-only
@@ -347,10 +349,10 @@ class Conversation:
                 write_file(target, answers_text(self.session.view, command), OTHER_FILE)
             except (MachineError, UsageError):
                 continue
-            say(["", "No recipe is written. Your answers are kept; go on with:", f"  {command}"])
+            say(["", "No recipe is written. Your answers are saved; continue with:", f"  {command}"])
             return
-        how = "Go on with --answers and a file of these lines:"
-        say(["", f"No recipe is written, and your answers cannot be kept. {how}"])
+        how = "Continue with --answers and a file with these lines:"
+        say(["", f"No recipe is written, and your answers cannot be saved. {how}"])
         say(answers_text(self.session.view, f"{self.again} FILE").splitlines())
 
 
@@ -370,24 +372,25 @@ def _holds_answers(found: Path) -> bool:
 def config(
     *,
     output: Annotated[str, Option("--output", "-o", metavar="FILE", help="The recipe to write.")] = "recipe.yaml",
-    base: Annotated[
-        str | None, Option("--from", metavar="RECIPE", help="Start from this recipe; the new one extends it.")
-    ] = None,
+    base: Annotated[str | None, Option("--from", metavar="RECIPE", help="Base recipe; the new one extends it.")] = None,
     on: On = None,
     answers: Annotated[
-        str | None, Option("--answers", metavar="FILE", help="Answers in YAML, by recipe key; not asked again.")
+        str | None,
+        Option(
+            "--answers", metavar="FILE", help="File with answers in YAML, by recipe key; these questions are skipped."
+        ),
     ] = None,
     given: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="One answer, or any setting; may be repeated."),
+        Option("--set", metavar="KEY=VALUE", help="An answer, or any setting; may be repeated."),
     ] = None,
-    defaults: Annotated[bool, Option("--defaults", help="Ask nothing: take what is proposed.")] = False,
+    defaults: Annotated[bool, Option("--defaults", help="Ask nothing: accept all proposals.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an existing file without asking.")] = False,
 ) -> None:
-    """Write a recipe from a few questions, of which this machine and your answers leave as few as possible.
+    """Write a recipe from a few questions; this machine and your answers keep them as few as possible.
 
-    On a terminal with arrow keys and typing, in a pipe line by line. Leaving with
-    Ctrl-C or Ctrl-D (exit code 130) keeps the answers in a file for --answers.
+    On a terminal use arrow keys or type; in a pipe answer line by line. Quitting with
+    Ctrl-C or Ctrl-D (exit code 130) saves the answers to a file for --answers.
 
     Example: trainkit config
 
@@ -402,7 +405,7 @@ def config(
     if Path(output).is_dir():
         raise UsageError(f"{output or '.'} is a folder", hint=f"name a file: --output {Path(output, 'recipe.yaml')}")
     if recipe is not None and absolute(recipe, cwd) == absolute(output, cwd):
-        raise UsageError(f"{output} is what the new recipe is to extend", hint="name another file: --output FILE")
+        raise UsageError(f"{output} is the recipe to extend", hint="name another file: --output FILE")
     settings, places = read_given(answers, given or (), disk, cwd)
     start = read_base(recipe, base or "", disk, cwd, environ) if recipe is not None else Base()
     machine = cache(partial(machine_facts, on))

@@ -36,9 +36,9 @@ QUIET = frozenset({"ok", "skipped"})  # their evidence is in the JSON only
 
 
 def doctor(context: click.Context, presets: Presets = None, variant: Variant = None, as_json: Json = False) -> None:
-    """Examine this machine: packages, CUDA, compilers, network, limits, disks, stale settings. Nothing is changed.
+    """Check this machine: packages, CUDA, compilers, network, limits, disks, stale settings. Nothing is changed.
 
-    With a RECIPE, only what its plan needs. Exit code 4 means that there is a problem. Takes less than 20 seconds.
+    With a RECIPE, check only what its plan needs. Exit code 4: there is a problem. Takes less than 20 seconds.
 
     Example: trainkit doctor
 

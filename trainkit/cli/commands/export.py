@@ -21,16 +21,16 @@ from trainkit.recipe.repository import has_owner
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint")
 PUSHER = ("-P", "-m", "trainkit.hub.push")
 TrustCode = Annotated[
-    bool, Option("--trust-code", help="Import and call what the run names as its model (model.target).")
+    bool, Option("--trust-code", help="Import and run the code that the run names as its model (model.target).")
 ]
 Adapter = Annotated[
-    bool, Option("--adapter", help="The LoRA adapters alone, as peft reads them, not merged into the weights.")
+    bool, Option("--adapter", help="Only the LoRA adapters, in peft's format, not merged into the weights.")
 ]
 Push = Annotated[
-    str | None, Option("--push", metavar="OWNER/NAME", help="Upload it to this model repository of the Hub, too.")
+    str | None, Option("--push", metavar="OWNER/NAME", help="Also upload it to this model repository of the Hub.")
 ]
 Private = Annotated[
-    bool, Option("--private", help="With --push: only its owner sees the repository; a new one is made so.")
+    bool, Option("--private", help="With --push: the repository must be private; a new one is created private.")
 ]
 
 
@@ -43,10 +43,10 @@ def export(  # noqa: PLR0917 - a command's options
         ),
     ],
     destination: Annotated[
-        str, Argument(metavar="[DEST]", help="Folder to make; default: <run>/exports/step-<8 digits>[-adapter].")
+        str, Argument(metavar="[DEST]", help="Folder to create; default: <run>/exports/step-<8 digits>[-adapter].")
     ] = "",
     best: Annotated[
-        bool, Option("--best", help="The run's checkpoint of the lowest evaluation loss, not the newest.")
+        bool, Option("--best", help="The run's checkpoint with the lowest evaluation loss instead of the newest.")
     ] = False,
     adapter: Adapter = False,
     push: Push = None,
@@ -54,15 +54,15 @@ def export(  # noqa: PLR0917 - a command's options
     trust_code: TrustCode = False,
     root: Root = "runs",
 ) -> None:
-    """Write a checkpoint's weights, of whatever strategy, as model.safetensors with a config.json beside it.
+    """Export a checkpoint's weights, whichever strategy saved them, as model.safetensors with a config.json.
 
-    Adapters (LoRA) are merged into the weights, unless --adapter asks for them alone. With --push a model card and the
-    run's tokenizer are added, and all is uploaded, with the token of HF_TOKEN or of `hf auth login`.
+    Adapters (LoRA) are merged into the weights, unless --adapter exports only them. With --push a model card and the
+    run's tokenizer are added, and everything is uploaded, with the token of HF_TOKEN or of `hf auth login`.
 
     Example: trainkit export quickstart weights/
     """
     if private and push is None:
-        raise UsageError("--private is about a repository, and there is no --push", hint="add --push OWNER/NAME")
+        raise UsageError("--private requires --push", hint="add --push OWNER/NAME")
     checkpoint = find_checkpoint(source, root, best=best)
     target = new_folder(destination, checkpoint, "-adapter" if adapter else "", push)
     if push is not None:
@@ -130,7 +130,9 @@ def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
 
     if named_checkpoint(word):
         if best:
-            raise UsageError(f"--best chooses among the checkpoints of a run, and {word} is one", hint="name the run")
+            raise UsageError(
+                f"--best selects one of a run's checkpoints, and {word} is a checkpoint", hint="name the run"
+            )
         return Path(word).absolute()
     layout = find_run(word, root).layout
     run, saved = layout.root, checkpoints_of(layout)

@@ -22,19 +22,19 @@ Output = Annotated[
     str | None, Option("--output", "-o", metavar="FILE", help="The recipe to write; default, and `-`: standard output.")
 ]
 Kind = Annotated[
-    str | None, Option("--kind", metavar="KIND", help="What the program is (program.kind), where you know.")
+    str | None, Option("--kind", metavar="KIND", help="The kind of program (program.kind), if you know it.")
 ]
 Variables = Annotated[
     list[str] | None,
-    Option("--set", metavar="NAME=VALUE", help="A variable of the shell text, as the caller sets it; repeatable."),
+    Option("--set", metavar="NAME=VALUE", help="Set a variable for the shell text; may be repeated."),
 ]
 Line = Annotated[
-    int | None, Option("--line", metavar="NUMBER", help="Of several commands in a script, the one on this line.")
+    int | None, Option("--line", metavar="NUMBER", help="If a script has several commands, the one on this line.")
 ]
 
 Public = Annotated[
     list[str] | None,
-    Option("--public", metavar="NAME", help="An argument that sounds like a secret and is none; repeatable."),
+    Option("--public", metavar="NAME", help="An argument that looks like a secret but is not; may be repeated."),
 ]
 
 # Words that no launcher and hardly a script has: behind the command they are a slip.
@@ -51,15 +51,15 @@ def import_(
     public: Public = None,
     force: Force = False,
 ) -> None:
-    """Write the recipe that another tool's command or file means.
+    """Convert another tool's command or file into a recipe.
 
-    COMMAND is a line as you type it today, word for word or quoted as one:
+    COMMAND is a command line as you use it today, as separate arguments or quoted:
     python, torchrun, python -m torch.distributed.launch, accelerate launch or
-    deepspeed, with variables in front of it. Options come before it. FILE is
+    deepspeed, perhaps after variable assignments. Options come before it. FILE is
     a DeepSpeed JSON, an accelerate config, or a shell script (.sh) or notebook
-    with one such command; a variable that nothing in it sets is read from your
-    environment when the recipe is. What the other tool ignores or misreads
-    becomes a comment in the recipe; what has no key is named.
+    with one such command; a variable that it does not set is read from your
+    environment each time the recipe is used. Flags that the other tool ignores or
+    misreads become comments in the recipe; flags without a recipe key are named.
 
     Example: trainkit import torchrun --nproc_per_node 2 train.py --do_train --bf16 --output_dir out
 
@@ -103,17 +103,17 @@ def refuse(argv: Sequence[str], output: str | None, kind: str | None, *, force: 
     from trainkit.convert.importing import is_file, is_line
 
     if not any(word.strip() for word in argv[:1]):
-        raise UsageError("nothing to import is named", hint="name a file, or a command: trainkit import torchrun …")
+        raise UsageError("there is nothing to import", hint="name a file, or a command: trainkit import torchrun …")
     from_file = is_file(argv[0])
     if (from_file or is_line(argv[0])) and len(argv) > 1:
         hint = (
             f"give the program's arguments after `--`: trainkit import {shlex.quote(argv[0])} -- {shlex.join(argv[1:])}"
         )
-        raise UsageError(f"one word too many: {argv[1]!r}", hint=hint)
+        raise UsageError(f"unexpected argument {argv[1]!r}", hint=hint)
     own = [each for each in PROGRAM_KINDS if each != "builtin"]
     if kind is not None and kind not in own:
         raise UsageError(f"--kind {kind!r} is unknown", hint=f"choose one of: {', '.join(own)}")
     if output is not None and is_there(output) and not force:
         raise UsageError(f"{output} exists", hint="give another --output, or --force to replace it")
     if output is not None and from_file and os.path.realpath(output) == os.path.realpath(argv[0]):
-        raise UsageError(f"{output} is what is imported", hint="give another --output")
+        raise UsageError(f"{output} is the file to import", hint="give another --output")

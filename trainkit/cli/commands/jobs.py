@@ -29,11 +29,11 @@ def status(
     run: Run = None,
     root: Root = "runs",
     as_json: Json = False,
-    watch: Annotated[bool, Option("--watch", help="Show it again when it changes, until the run has ended.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Show every change, until the run has ended.")] = False,
 ) -> None:
-    """Show what a run is doing: queued, running at which step, queued again, or how it ended; and who says so.
+    """Show a run's state: queued, running (at which step), requeued, or how it ended; and the source of it.
 
-    The number of an array job shows each of its runs.
+    For the number of an array job, show each of its runs.
 
     Example: trainkit status quickstart
     """
@@ -91,18 +91,18 @@ def logs(  # noqa: PLR0917 - a command's options
     run: Run = None,
     root: Root = "runs",
     follow: Annotated[
-        bool, Option("-f", "--follow", help="Go on until the run has ended; the exit code is its.")
+        bool, Option("-f", "--follow", help="Follow the output until the run ends; the exit code is the run's.")
     ] = False,
-    rank: Annotated[int | None, Option("--rank", min=0, help="Output of a global rank.")] = None,
-    node: Annotated[int | None, Option("--node", min=0, help="Output of a node's launcher.")] = None,
+    rank: Annotated[int | None, Option("--rank", min=0, help="Output of one global rank.")] = None,
+    node: Annotated[int | None, Option("--node", min=0, help="Output of one node's launcher.")] = None,
     every: Annotated[bool, Option("--all", help="Output of all ranks, each line with its rank and host.")] = False,
     attempt: Annotated[
-        int | None, Option("--attempt", min=1, help="Which start of the run; default: the newest.")
+        int | None, Option("--attempt", min=1, help="Number of the start within the run; default: the newest.")
     ] = None,
 ) -> None:
     """Show the output of a run: rank 0's and trainkit's own, or that of other ranks.
 
-    The number of an array job shows its runs one after another.
+    For the number of an array job, show its runs one after another.
 
     Example: trainkit logs quickstart --all
     """
@@ -123,11 +123,11 @@ def logs(  # noqa: PLR0917 - a command's options
 def cancel(
     run: Run = None,
     root: Root = "runs",
-    now: Annotated[bool, Option("--now", help="Kill it, without a checkpoint.")] = False,
+    now: Annotated[bool, Option("--now", help="Kill it immediately, without a checkpoint.")] = False,
 ) -> None:
-    """End a run in order, with a checkpoint, or take its job out of the queue.
+    """End a run in order, with a checkpoint, or remove its job from the queue.
 
-    The number of an array job ends each of its runs that has not ended.
+    For the number of an array job, end each of its runs that is not over.
 
     Example: trainkit cancel quickstart
     """
@@ -146,7 +146,7 @@ def cancel(
 
 
 def checkpoint(run: Run = None, root: Root = "runs") -> None:
-    """Have a running run save a checkpoint at its next step, and go on.
+    """Make a running run save a checkpoint at its next step, and continue.
 
     Example: trainkit checkpoint quickstart
     """
@@ -162,7 +162,7 @@ def attach(
     root: Root = "runs",
     node: Annotated[int, Option("--node", min=0, help="Number of the node.")] = 0,
 ) -> None:
-    """Run a command (words after --; default: a shell) on a node of a running job, beside it.
+    """Run a command (given after --; default: a shell) on a node of a running job.
 
     Example: trainkit attach quickstart --node 1 -- nvidia-smi
     """

@@ -38,12 +38,12 @@ _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 def gpus(
     as_json: Json = False,
-    watch: Annotated[bool, Option("--watch", help="Show them again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
     machine: On = None,
 ) -> None:
-    """Show the cards: memory, use, processes and their owners, and which trainkit run holds each.
+    """Show the GPUs: memory, utilization, processes and their owners, and which trainkit run holds each.
 
-    Without a card it says why. Index and UUID are what devices.select takes.
+    Without a GPU it says why. devices.select accepts index and UUID.
 
     Example: trainkit gpus
 
@@ -91,12 +91,12 @@ def render_cards(facts: Facts, width: int) -> str:
     """One block a card: what it is and how full, then who holds it and which processes use it. width: columns."""
     machine = facts.origin or facts.hostname
     if not facts.gpus:
-        lines = [f"{machine}: no CUDA or ROCm card can be used here"]
+        lines = [f"{machine}: no CUDA or ROCm GPU can be used here"]
         lines += ["  Apple's GPU (MPS) can be used"] if facts.mps else []
         lines += [f"  {facts.notes[name]}" for name in ("gpus", "nvidia", "amd") if name in facts.notes]
         return "".join(f"{line}\n" for line in lines)
     driver = f", driver {facts.driver} (CUDA {facts.cuda_driver})" if facts.driver else ""
-    lines = [f"{machine}: {counted(len(facts.gpus), 'card')}{driver}"]
+    lines = [f"{machine}: {counted(len(facts.gpus), 'GPU')}{driver}"]
     for gpu in facts.gpus:
         lines += ["", *_card_lines(gpu)]
     lines += [f"note: {name}: {note}" for name, note in facts.notes.items() if name in {"gpus", "amd"}]
@@ -118,7 +118,7 @@ def _card_lines(gpu: Gpu) -> Iterator[str]:
     if gpu.ecc_errors:
         yield f"    {gpu.ecc_errors} uncorrectable memory errors"
     if gpu.pending_repair:
-        yield "    waits for a reset to take bad memory out of use"
+        yield "    needs a reset to retire bad memory"
     if gpu.compute_mode != "default":
         yield f"    compute mode: {gpu.compute_mode}"
     yield from _users(gpu.held_by, gpu.processes, idle=not gpu.mig)
@@ -144,7 +144,7 @@ def _users(held: Hold | None, processes: Sequence[GpuProcess], *, idle: bool) ->
     for each in processes:
         memory = "      ?" if each.memory is None else f"{each.memory / GIB:7.1f}"
         command = each.command or "(not visible from here)"
-        draws = " (only draws)" if each.graphics else ""
+        draws = " (graphics only)" if each.graphics else ""
         yield f"    {each.pid:>8} {each.user:<10} {memory} GiB  {command}{draws}"
     if idle and held is None and not processes:
         yield "    idle"
@@ -162,7 +162,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def env(as_json: Json = False) -> None:
-    """Show versions, cards, cores, memory, scheduler and the variables that change a launch. Secrets are masked.
+    """Show versions, GPUs, cores, memory, scheduler and the variables that affect a launch. Secrets are masked.
 
     Example: trainkit env
     """
@@ -173,7 +173,7 @@ def env(as_json: Json = False) -> None:
 
 
 def facts() -> None:
-    """Print the facts of this machine as JSON: cards, cores, memory, versions, the scheduler's allocation.
+    """Print the facts of this machine as JSON: GPUs, cores, memory, versions, the scheduler's allocation.
 
     Example: trainkit facts > FACTS.json
 
@@ -204,18 +204,18 @@ def report(facts: Facts, environ: Mapping[str, str]) -> Sections:
         "packages": {**facts.packages, "torch was built for": build.built_for if build else "(torch is not installed)"},
         "processor": {
             "name": facts.cpu_name or "?",
-            "cores": f"{facts.cpu_cores} to be used, {facts.cpu_total or '?'} in all{limit}",
+            "cores": f"{facts.cpu_cores} usable, {facts.cpu_total or '?'} in total{limit}",
             "memory": f"{facts.memory_total / GIB:.1f} GiB{available}",
             "NUMA nodes": str(len(facts.numa) or "?"),
         },
-        "cards": {f"card {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": without},
+        "cards": {f"GPU {gpu.index}": _card(gpu) for gpu in facts.gpus} or {"none": without},
         "scheduler": {"job": f"{job.scheduler} {job.job}", **job.variables} if job else {},
         "environment": {
             name: mask(value) if is_secret_name(name) else _IN_URL.sub("***@", mask_line(value))
             for name, value in sorted(environ.items())
             if name in _WHOLE or name.startswith(LAUNCH_VARIABLES)
         },
-        "not found out": {name: note for name, note in facts.notes.items() if name not in {"nvidia", "amd"}},
+        "unknown": {name: note for name, note in facts.notes.items() if name not in {"nvidia", "amd"}},
     }
     if facts.driver:
         sections["cards"] |= {"driver": f"{facts.driver}, runs CUDA up to {facts.cuda_driver}"}

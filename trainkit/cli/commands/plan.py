@@ -28,12 +28,15 @@ Shell = Annotated[
 ]
 Diff = Annotated[
     str | None,
-    Option("--diff", metavar="OTHER", help="Show what differs from the plan of another recipe or run."),
+    Option("--diff", metavar="OTHER", help="Show the differences from the plan of another recipe or run."),
 ]
 Export = Annotated[
-    str | None, Option("--export", metavar="TOOL", help="Write it for accelerate, deepspeed or hf (Trainer).")
+    str | None, Option("--export", metavar="TOOL", help="Export it for accelerate, deepspeed or hf (Trainer).")
 ]
-Output = Annotated[str | None, Option("--output", metavar="FOLDER", help="Where --export writes; one file is printed.")]
+Output = Annotated[
+    str | None,
+    Option("--output", metavar="FOLDER", help="Folder or file for --export; by default a single file is printed."),
+]
 
 
 def plan(
@@ -48,7 +51,7 @@ def plan(
     export: Export = None,
     output: Output = None,
 ) -> None:
-    """Show what RECIPE, or PROGRAM, would execute; nothing is started. Exit code 4: this machine cannot run it.
+    """Show what RECIPE, or PROGRAM, would execute, without starting it. Exit code 4: this machine cannot run it.
 
     PROGRAM is a script, -m and a module, or a launcher's command, as for `run`.
 
@@ -65,7 +68,7 @@ def plan(
     if sum((as_json, shell, diff is not None, export is not None)) > 1:
         raise UsageError("--json, --shell, --diff and --export exclude one another", hint="give one of them")
     if output is not None and export is None:
-        raise UsageError("--output is where --export writes", hint="add --export accelerate, deepspeed or hf")
+        raise UsageError("--output is for --export", hint="add --export accelerate, deepspeed or hf")
     resolved = resolve_line(context, presets, variant)
     facts = machine_facts(machine) if machine else cluster_facts(resolved)
     planned = plan_recipe(resolved, facts)
@@ -134,7 +137,7 @@ def write_export(resolved: Resolved, facts: Facts, tool: str, folder: str | None
     context, *_ = decide(resolved, facts, ())
     made = export(context, tool, folder or ".")
     if made.left:
-        what = f"unsupported by {tool}, left out: {', '.join(made.left)}"
+        what = f"not supported by {tool}, left out: {', '.join(made.left)}"
         show_diagnostics((Diagnostic("note", what, hint="set them in the program itself, or keep the recipe"),))
     where = "the first line of the file shows the whole command"
     show_diagnostics([Diagnostic("note", each, hint=where) for each in made.notes])

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def ls(
-    pattern: Annotated[str, Argument(metavar="[WORD]", help="Show only names that hold this word.")] = "",
+    pattern: Annotated[str, Argument(metavar="[WORD]", help="Show only names that contain this word.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List what is shipped. `trainkit cp NAME` copies a recipe or preset, `extends: NAME` builds on a preset.
+    """List the shipped recipes, presets and machines. `trainkit cp NAME` copies one, `extends: NAME` uses a preset.
 
     Machines are for planning: `trainkit plan RECIPE --on 8xh100`.
 
@@ -45,7 +45,7 @@ def ls(
         sys.stdout.write(json.dumps(listing, indent=2) + "\n")
         return
     if not found:
-        sys.stderr.write(f"nothing shipped has {pattern!a} in its name; `trainkit ls` shows all\n")
+        sys.stderr.write(f"no shipped name contains {pattern!a}; `trainkit ls` shows all\n")
         raise click.exceptions.Exit(ExitCode.USAGE)
     write_text(table((name, description) for name, _, description in found))
 
@@ -59,11 +59,13 @@ def first_comment(path: Path) -> str:
 
 
 def cp(
-    name: Annotated[str, Argument(help="A name that `trainkit ls` shows.")],
-    destination: Annotated[str, Argument(help="File or folder (`new/` is made); default: here.")] = ".",
+    name: Annotated[str, Argument(help="A name from `trainkit ls`.")],
+    destination: Annotated[
+        str, Argument(help="File or folder (`new/` is created); default: the current folder.")
+    ] = ".",
     force: Force = False,
 ) -> None:
-    """Copy a shipped recipe, preset or machine, to edit it. A recipe's name becomes that of its new file.
+    """Copy a shipped recipe, preset or machine, to edit it. A recipe is renamed after its new file.
 
     Example: trainkit cp quickstart my-run.yaml
     """
@@ -94,10 +96,10 @@ def cp(
 
 
 def check(context: click.Context, presets: Presets = None, as_json: Json = False) -> None:
-    """Validate recipes without planning or starting anything. Exit code 2 means that one of them is wrong.
+    """Validate recipes without planning or starting anything. Exit code 2: one of them is wrong.
 
-    RECIPE is a file, a run directory or a shipped name, or a program with its
-    words. The variants of a recipe are validated with it.
+    RECIPE is a file, a run directory or a shipped name. A program with its
+    arguments may take its place. The variants of a recipe are validated too.
 
     Example: trainkit check recipes/*.yaml
 
@@ -109,7 +111,7 @@ def check(context: click.Context, presets: Presets = None, as_json: Json = False
     if not recipes:
         raise no_recipe("check RECIPE...")
     if program := next((each for each in named if each.endswith(PYTHON)), None):
-        raise UsageError(f"{program} is a program, and a recipe stands before it", hint="check each by itself")
+        raise UsageError(f"{program} is a program, and there is a recipe before it", hint="check each one separately")
     reports: list[dict[str, Any]] = []
     for recipe in recipes:
         shown = recipe if isinstance(recipe, str) else shlex.join(mask_words(recipe.words))
@@ -170,12 +172,12 @@ def explain(
     machine: On = None,
     token: Annotated[
         str | None,
-        Option("--token", metavar="WORD", help="A word of the plan's command, also one that looks like a flag."),
+        Option("--token", metavar="WORD", help="An argument of the plan's command, even one that looks like a flag."),
     ] = None,
 ) -> None:
-    """Say where the value of KEY in RECIPE came from: the winner, every value it beat, each with its origin.
+    """Show where the value of KEY in RECIPE comes from: the value in force and all that it overrides, with origins.
 
-    KEY may also name a part of the plan: a variable, a file's key, a word of the
+    KEY may also name a part of the plan: a variable, a file's key, an argument of the
     command. Without KEY all set values are listed.
 
     Example: trainkit explain quickstart optimizer.lr
@@ -223,7 +225,7 @@ def schema(
         bool, Option("--flags", help="Print the reference of all override flags as text instead.")
     ] = False,
 ) -> None:
-    """Print the JSON Schema of recipes, for editors that complete and check YAML.
+    """Print the JSON Schema of recipes, for completion and checks in editors.
 
     Example: trainkit schema > recipe.schema.json
     """

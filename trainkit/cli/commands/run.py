@@ -29,16 +29,16 @@ def run(
     variant: Variant = None,
     node_rank: Annotated[
         int | None,
-        Option("--node-rank", min=0, help="This machine's number among several, where no scheduler sets it."),
+        Option("--node-rank", min=0, help="This machine's number among several, if no scheduler sets it."),
     ] = None,
     # Not an option of `run`: it is taken so that the error can say what is meant.
     machine: Annotated[str | None, Option("--on", hidden=True)] = None,
 ) -> None:
-    """Run RECIPE (a file, a shipped name, or the directory of an earlier run). Words after -- go to the program.
+    """Run RECIPE (a file, a shipped name, or a run directory). Arguments after -- are passed to the program.
 
     PROGRAM is a Python script, -m and a module, or the command that you start
-    it with today: torchrun, accelerate launch, deepspeed, python, with variables
-    in front. Words before it are trainkit's, words behind it the program's own.
+    it with today: torchrun, accelerate launch, deepspeed, python, perhaps after variable
+    assignments. Arguments before it are trainkit's, arguments after it the program's.
 
     Example: trainkit run quickstart train.steps=50 --bf16
 

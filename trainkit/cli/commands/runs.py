@@ -38,9 +38,7 @@ Name = Annotated[str | None, Argument(metavar="[NAME]", help="Only runs of this 
 def list_runs(
     name: Name = None,
     root: Root = "runs",
-    everywhere: Annotated[
-        bool, Option("--all", help="All runs of this user on this machine, whatever folder they are in.")
-    ] = False,
+    everywhere: Annotated[bool, Option("--all", help="All runs of this user on this machine, in any folder.")] = False,
     as_json: Json = False,
 ) -> None:
     """List runs, oldest first: state, exit code, steps, loss, program, strategy, launcher, folder.
@@ -89,7 +87,7 @@ def show(
     root: Root = "runs",
     as_json: Json = False,
 ) -> None:
-    """Show how a run ended: who and why, its program and summary, the last lines of its logs.
+    """Show how a run ended: who ended it and why, its program and summary, the last lines of its logs.
 
     Example: trainkit runs show quickstart
     """
@@ -134,10 +132,10 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
 def prune(
     name: Name = None,
     root: Root = "runs",
-    keep: Annotated[int, Option("--keep", min=0, help="How many of the newest runs of each name stay.")] = 5,
+    keep: Annotated[int, Option("--keep", min=0, help="How many of the newest runs of each name to keep.")] = 5,
     yes: Annotated[bool, Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
-    """Remove old run directories; a run that goes on, waits in a queue, or may do so is never removed.
+    """Remove old run directories. A run that is, or may be, running or queued is never removed.
 
     Example: trainkit runs prune --keep 3
     """
@@ -147,7 +145,7 @@ def prune(
     runs = listing.list_runs(root, name)
     chosen = prunable(runs, keep)
     if stay := len(older(runs, keep)) - len(chosen):
-        why = "what may go on, whose scheduler does not answer, another user's, and what a link leads to"
+        why = "runs that may still be running, whose scheduler does not answer, of other users, or behind links"
         write_text(f"{counted(stay, 'older run')} {'stays' if stay == 1 else 'stay'}: {why}\n")
     if not chosen:
         write_text("nothing to remove\n")
@@ -274,7 +272,7 @@ def dump(
     root: Root = "runs",
     as_json: Json = False,
 ) -> None:
-    """Say what every rank of a running run is doing, and write down their stacks. The run goes on.
+    """Show what every rank of a running run is doing, and save their stacks. The run continues.
 
     Example: trainkit dump quickstart
     """
@@ -325,7 +323,7 @@ def ask(attempt: AttemptLayout) -> dict[str, Any]:
         publish(order, token, below=run)
     except OSError as error:
         why = f"{orders} cannot be written: {error.strerror}"
-        raise MachineError(why, hint="only whoever may write to the run directory can ask for a dump") from error
+        raise MachineError(why, hint="a dump requires write access to the run directory") from error
     until = time.monotonic() + ANSWER_SECONDS
     try:
         while time.monotonic() < until:
@@ -338,7 +336,7 @@ def ask(attempt: AttemptLayout) -> dict[str, Any]:
         remove(order, run)
     raise MachineError(
         f"the run's guardian has not answered for {ANSWER_SECONDS:.0f} s",
-        hint="see whether it still runs; on several nodes, whether node 0 sees this folder",
+        hint="check that it still runs; on several nodes, that node 0 sees this folder",
     )
 
 

@@ -28,17 +28,17 @@ def submit(  # noqa: PLR0917 - a command's options
     presets: Presets = None,
     variant: Variant = None,
     at_most: Annotated[
-        int | None, Option("--at-most", min=1, help="With --variant all: how many of its runs run at a time.")
+        int | None, Option("--at-most", min=1, help="With --variant all: how many of the runs may run at a time.")
     ] = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Show the job, and what the scheduler says of it; submit nothing.")
+        bool, Option("--dry-run", help="Show the job, and the scheduler's answer, without submitting it.")
     ] = False,
     wait: Annotated[bool, Option("--wait", help="Wait for the end; the exit code is the run's.")] = False,
-    follow: Annotated[bool, Option("--follow", help="The same, and show the run's output.")] = False,
+    follow: Annotated[bool, Option("--follow", help="Like --wait, and show the run's output.")] = False,
 ) -> None:
-    """Submit RECIPE, whose `cluster` says to whom, as a job. Prints the run directory and the job's number.
+    """Submit RECIPE as a job to the scheduler of its `cluster`. Prints the run directory and the job's number.
 
-    The scheduler is asked first whether it would take the job; what it refuses stands at the recipe's line.
+    The job is first dry-run with the scheduler; an option that it refuses is reported at its line of the recipe.
 
     Example: trainkit submit train.yaml --with clusters/slurm
 
@@ -52,7 +52,7 @@ def submit(  # noqa: PLR0917 - a command's options
         submit_all(context, presets, at_most, dry_run=dry_run, wait=wait)
         return
     if at_most is not None:
-        raise UsageError("--at-most is for many runs, and this is one", hint="add --variant all")
+        raise UsageError("--at-most requires --variant all", hint="add --variant all")
     resolved = resolve_line(context, presets, variant)
     planned = planned_job(resolved)
     refuse_or_say(planned.plan, resolved, show=dry_run)
@@ -131,7 +131,7 @@ def submit_all(context: click.Context, presets: Presets, at_most: int | None, *,
 
 ALL, SHOWN = "all", "RUN_DIRECTORY"
 MACHINE = (
-    "name what the nodes have: cluster.machine is a profile (`trainkit ls machines`), or the facts that "
+    "set cluster.machine to what the nodes have: a profile (`trainkit ls machines`), or the facts that "
     "`trainkit facts > FACTS.json` writes on a node"
 )
 
@@ -169,8 +169,8 @@ def show_hosts(plan: Plan, resolved: Resolved) -> None:
     for line in commands(plan):
         write_text(f"{line}\n")
     if option:
-        what = f"no host is asked: cluster.options has {option}, by which ssh may run a program"
-        hint = "put it into ~/.ssh/config, which is asked as ever; without --dry-run the run starts with it"
+        what = f"no host is contacted: cluster.options has {option}, by which ssh may run a program"
+        hint = "put it into ~/.ssh/config, which is read as usual; without --dry-run the run uses it"
         show_diagnostics(
             [Diagnostic("warning", what, "cluster.options", resolved.origin("cluster.options"), hint=hint)]
         )
@@ -204,7 +204,7 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
         sys.stdout.flush()
     if not scheduler.shares_folder:
         volume = f"{plan.output_root}/{plan.name}/{layout.id}"
-        sys.stderr.write(f"the run itself is in {volume} of its pods; this machine has the record of the job\n")
+        sys.stderr.write(f"the run itself is in {volume} of its pods; this machine keeps the job's record\n")
     return layout
 
 

@@ -14,9 +14,9 @@ NVIDIA_LIMITS = {"memlock": -1, "stack": 67_108_864}
 
 
 class NoContainer(Section):
-    """The launcher starts on the machine itself."""
+    """The launcher runs directly on the machine."""
 
-    kind: Literal["none"] = setting("none", "No container: the launcher starts on the machine itself.")
+    kind: Literal["none"] = setting("none", "No container: the launcher runs directly on the machine.")
 
 
 class Image(Section):
@@ -27,26 +27,24 @@ class Image(Section):
     python: str = setting("python3", "The interpreter in the image, by name or path.", pattern=r"^[^\s-]\S*$")
     mounts: list[str] = setting(
         [],
-        "Folders of the machine that are seen inside, as `/data:/data:ro`. The working folder, the run directory, the "
-        "cache folder and a checkpoint to go on from are there without being named.",
+        "Folders of the machine to mount, as `/data:/data:ro`. The working folder, the run directory, the "
+        "cache folder and a checkpoint to resume from are always mounted.",
     )
     workdir: str | None = setting(
-        None, "Folder inside in which the program starts; null is the working folder.", pattern=r"^/"
+        None, "Folder inside the container in which the program starts; null is the working folder.", pattern=r"^/"
     )
     caches: str | None = setting(
         None,
-        "Folder of the machine for HOME and the caches of Hugging Face, torch and Triton inside; null is trainkit's "
-        "own in the user's cache folder.",
+        "Folder of the machine for the container's HOME and caches of Hugging Face, torch and Triton; null is "
+        "trainkit's folder in the user's cache folder.",
         pattern=r"^/[^:,\n]*$",
     )
     packages: dict[str, str] = setting(
         {},
-        "Versions of libraries in the image, by which the plan is made (`torch: 2.6.0`); one that is left out is taken "
-        "to be as on this machine. What the image has is compared before the ranks start.",
+        "Versions of libraries in the image, for which the plan is made (`torch: 2.6.0`). A missing one is assumed "
+        "to be as on this machine. They are compared with the image before the ranks start.",
     )
-    options: list[str] = setting(
-        [], "Further words for the engine, in front of the image; not those that trainkit sets."
-    )
+    options: list[str] = setting([], "Further options for the engine, before the image; not those that trainkit sets.")
 
     def _contradictions(self) -> Iterator[str]:
         if not self.image:
@@ -60,19 +58,19 @@ class _Docker(Image):
     """What docker and podman have in common."""
 
     shared_memory: Annotated[str, Field(pattern=r"^(host|[1-9]\d*[bkmg])$")] = setting(
-        "host", "`host` is the machine's /dev/shm (`--ipc=host`); a size as `16g` is one of the container's own."
+        "host", "`host` is the machine's /dev/shm (`--ipc=host`); with a size such as `16g` the container has its own."
     )
-    ulimits: dict[str, int] = setting({}, "Limits of the processes inside, by name; -1 is none.")
+    ulimits: dict[str, int] = setting({}, "Limits of the processes in the container, by name; -1 is no limit.")
     user: Annotated[str, Field(pattern=r"^(caller|image|\d+(:\d+)?)$")] = setting(
         "caller",
-        "Who the processes inside are: `caller`, so that files in the run directory are yours; `image` as the image "
-        "says; or numbers, as `1000:1000`.",
+        "User of the processes in the container: `caller`, so that files in the run directory are yours; `image` for "
+        "the image's own; or numbers, such as `1000:1000`.",
     )
     entrypoint: Literal["none", "image"] = setting(
-        "none", "`none`: the plan's command alone is started; `image`: the image's entry point starts it."
+        "none", "`none`: the plan's command is started directly; `image`: through the image's entry point."
     )
     pull: Literal["never", "missing"] = setting(
-        "never", "Whether an image that is not on this machine is downloaded at the start."
+        "never", "Whether an image that is missing on this machine is pulled at the start."
     )
 
 
@@ -82,7 +80,8 @@ class Docker(_Docker):
     kind: Literal["docker"] = setting("docker", "Docker starts the image.")
     ulimits: dict[str, int] = setting(
         NVIDIA_LIMITS,
-        "Limits of the processes inside, by name; -1 is none. The defaults are those of NVIDIA's documentation.",
+        "Limits of the processes in the container, by name; -1 is no limit. The defaults follow NVIDIA's "
+        "documentation.",
     )
 
 
@@ -91,7 +90,7 @@ class Podman(_Docker):
 
     kind: Literal["podman"] = setting("podman", "Podman starts the image.")
     ulimits: dict[str, int] = setting(
-        {}, "Limits of the processes inside, by name; -1 is none. Without any they are those of this machine."
+        {}, "Limits of the processes in the container, by name; -1 is no limit. By default those of this machine."
     )
 
 
@@ -104,7 +103,7 @@ class Apptainer(Image):
 class Pyxis(Image):
     """An image of enroot's, by the Slurm plugin pyxis."""
 
-    kind: Literal["pyxis"] = setting("pyxis", "Slurm's plugin pyxis starts the image, inside of an allocation.")
+    kind: Literal["pyxis"] = setting("pyxis", "Slurm's plugin pyxis starts the image, inside an allocation.")
 
 
 Container = Annotated[NoContainer | Docker | Podman | Apptainer | Pyxis, Field(discriminator="kind")]
@@ -120,23 +119,24 @@ _TIME = r"^(\d+-\d{1,2}(:\d{2}){0,2}|\d+:\d{2}(:\d{2})?|infinite)$"
 
 
 class Requeue(Section):
-    """When a job is queued again, and goes on from its newest checkpoint."""
+    """When a job is requeued, and resumes from its newest checkpoint."""
 
     after: list[Literal["time_limit", "preemption", "node_failure", "hang", "failure"]] = setting(
         ["time_limit", "preemption", "node_failure", "hang"],
-        "After what: the `time_limit` is near, `preemption`, `node_failure` (a node was lost, or is not as planned), "
+        "Reasons to requeue: the `time_limit` is near, `preemption`, `node_failure` (a node was lost, or "
+        "differs from the plan), "
         "`hang`, or `failure` of the program itself.",
     )
     warn_seconds: int = setting(
         180,
-        "How long before the time limit the run is asked to save and to end: longer than launcher.grace_seconds, and "
-        "than two checkpoints take.",
+        "How long before the time limit the run is asked to save and end: more than launcher.grace_seconds, and "
+        "more than two checkpoints take.",
         unit="seconds",
         ge=10,
         le=86_400,
     )
     without_progress: int = setting(
-        3, "After how many attempts without a newer checkpoint it is not queued again.", ge=1, le=1000
+        3, "After how many attempts without a newer checkpoint the job is not requeued.", ge=1, le=1000
     )
 
 
@@ -145,19 +145,19 @@ class Ran(Section):
 
     machine: str | None = setting(
         None,
-        "What a node has: a profile (`trainkit ls machines`), or the facts that `trainkit facts` has written on one. "
-        "The machine where you submit is seldom like those that run.",
+        "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit facts` has written on one. "
+        "The submitting machine rarely resembles the nodes.",
     )
     python: str | None = setting(
-        None, "The interpreter on the nodes that has trainkit; left out, the one that submits, by its path."
+        None, "The interpreter on the nodes that has trainkit; default: the submitting one, by its path."
     )
     setup: Words = setting(
         [],
-        "Lines of Bash that each job runs first, as `module load cuda/12.8`. One that fails or ends the shell "
-        "ends the job, by name; `|| true` lets it fail.",
+        "Lines of Bash that each job runs first, such as `module load cuda/12.8`. A line that fails or ends the shell "
+        "ends the job, which names it; `|| true` allows it to fail.",
     )
     start_seconds: int = setting(
-        600, "How long nodes wait for one another; who is missing then is named.", unit="seconds", ge=5, le=86_400
+        600, "How long nodes wait for one another; missing nodes are then named.", unit="seconds", ge=5, le=86_400
     )
 
 
@@ -170,14 +170,14 @@ class NoCluster(Section):
 class Slurm(Ran):
     """A job of Slurm."""
 
-    kind: Literal["slurm"] = setting("slurm", "A job of Slurm: `trainkit submit` gives it to sbatch.")
-    partition: str | None = setting(None, "Partition, or several with commas; left out, Slurm's default.")
-    account: str | None = setting(None, "Account that is charged.")
+    kind: Literal["slurm"] = setting("slurm", "A Slurm job: `trainkit submit` submits it with sbatch.")
+    partition: str | None = setting(None, "Partition, or several with commas; default: Slurm's.")
+    account: str | None = setting(None, "Account to charge.")
     qos: str | None = setting(None, "Quality of service.")
     constraint: str | None = setting(None, "Features that nodes must have.")
     reservation: str | None = setting(None, "Reservation to use.")
-    nodelist: str | None = setting(None, "Nodes that must be among those given.")
-    exclude: str | None = setting(None, "Nodes that must not.")
+    nodelist: str | None = setting(None, "Nodes that the job must include.")
+    exclude: str | None = setting(None, "Nodes that the job must not use.")
     time: str | None = setting(
         None,
         'Time limit in quotes, as Slurm writes it: `"1-12:00:00"` is a day and a half, `"90:00"` 90 minutes.',
@@ -185,69 +185,72 @@ class Slurm(Ran):
     )
     cpus_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
         "auto",
-        "Processors of each node; `auto` is the share of cluster.machine's that its chosen GPUs are of all, or all on "
-        "a CPU; without a machine, one for each process.",
+        "Processors per node; `auto` is the share of cluster.machine's that corresponds to the selected GPUs, "
+        "or all on "
+        "a CPU; without a machine, one per process.",
     )
     memory_per_node: str | None = setting(
-        None, "Memory of each node (`480G`); `0` is all of it; left out, Slurm's default.", pattern=_MEMORY
+        None, "Memory per node (`480G`); `0` is all of it; default: Slurm's.", pattern=_MEMORY
     )
-    exclusive: bool = setting(False, "Whether the nodes are shared with no other job.")
+    exclusive: bool = setting(False, "Whether no other job may use the nodes.")
     gpus: Literal["gpus-per-node", "gres", "none"] = setting(
         "gpus-per-node",
-        "How GPUs are requested: `--gpus-per-node`, `--gres=gpu:`, or not at all, where whole nodes are given.",
+        "How GPUs are requested: `--gpus-per-node`, `--gres=gpu:`, or not at all, if jobs get whole nodes.",
     )
-    gpu_kind: str | None = setting(None, "Kind of GPU in that request, as Slurm calls it (`h100`).")
-    requeue: Requeue = section(Requeue, "When the job is queued again, and goes on.")
-    sbatch: Words = setting([], "Further words for sbatch; those that trainkit sets are refused.")
-    srun: Words = setting([], "Further words for srun; those that trainkit sets are refused.")
+    gpu_kind: str | None = setting(None, "Type of GPU in that request, as Slurm calls it (`h100`).")
+    requeue: Requeue = section(Requeue, "When the job is requeued and resumes.")
+    sbatch: Words = setting([], "Further options for sbatch; those that trainkit sets are refused.")
+    srun: Words = setting([], "Further options for srun; those that trainkit sets are refused.")
 
 
 class Kubernetes(Section):
     """Pods of Kubernetes."""
 
-    kind: Literal["kubernetes"] = setting("kubernetes", "Pods: `trainkit submit` gives a manifest to kubectl.")
+    kind: Literal["kubernetes"] = setting("kubernetes", "Kubernetes pods: `trainkit submit` creates them with kubectl.")
     workload: Literal["jobset", "indexed-job"] = setting(
         "jobset",
-        "`jobset`, which starts all pods again when one has failed, and must be installed in the cluster; or an "
-        "`indexed-job`, which any cluster knows, and which never does.",
+        "`jobset`, which restarts all pods when one fails, and must be installed in the cluster; or an "
+        "`indexed-job`, which works in every cluster, and never restarts.",
     )
     machine: str | None = setting(
         None,
-        "What a node has: a profile (`trainkit ls machines`), or the facts that `trainkit facts` has written in a pod.",
+        "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit facts` has written in a pod.",
     )
-    namespace: str = setting("default", "Namespace of all that is made.", pattern=_LABEL)
-    image: str | None = setting(None, "Image of the pods, with trainkit and all that the recipe names in it.")
+    namespace: str = setting("default", "Namespace of all objects.", pattern=_LABEL)
+    image: str | None = setting(
+        None, "Image of the pods; it must contain trainkit and everything that the recipe names."
+    )
     python: str = setting("python", "The interpreter in the image that has trainkit.")
     queue: str | None = setting(None, "Local queue of Kueue that admits the workload.", pattern=_LABEL)
     volumes: Words = setting(
         [],
-        "Claims and where the pods see them, as `claim:/data`; output.root must lie on one, which all pods may write "
-        "to (ReadWriteMany where nodes.count is more than 1).",
+        "Volume claims and their mount points, as `claim:/data`; output.root must lie on one that all pods may write "
+        "to (ReadWriteMany if nodes.count is more than 1).",
     )
     secret: str | None = setting(
-        None, "Secret of the namespace that has the variables of env_from, each by its name.", pattern=_LABEL
+        None, "Secret of the namespace with the variables of env_from, each under its name.", pattern=_LABEL
     )
-    gpu_resource: str = setting("nvidia.com/gpu", "Name of the resource that GPUs are.", pattern=_RESOURCE)
+    gpu_resource: str = setting("nvidia.com/gpu", "Resource name of the GPUs.", pattern=_RESOURCE)
     pod: dict[str, Any] = setting(
         {},
-        "What the template of the pods has besides, as Kubernetes writes it: `metadata` (labels, annotations) and "
+        "Additions to the pods' template, in Kubernetes' format: `metadata` (labels, annotations) and "
         "`spec`, whose one container is trainkit's. Mappings are merged, lists are appended.",
     )
     cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = setting(
-        None, "Processors of each pod; left out, what the namespace gives by default."
+        None, "Processors per pod; default: the namespace's."
     )
     memory_per_node: str | None = setting(
         None,
-        "Memory of each pod in Kubernetes's units (`480Gi`), with what is in /dev/shm; left out, the namespace's.",
+        "Memory per pod in Kubernetes' units (`480Gi`), including /dev/shm; default: the namespace's.",
         pattern=r"^[1-9]\d*(Mi|Gi|Ti|M|G|T)$",
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = setting(
         None,
-        "How often a jobset starts all pods again, from the run's own newest checkpoint; left out, 3 times. An "
-        "indexed-job never does.",
+        "How often a jobset restarts all pods, from the run's newest checkpoint; default: 3 times. An "
+        "indexed-job never restarts.",
     )
     start_seconds: int = setting(
-        600, "How long pods wait for one another; who is missing then is named.", unit="seconds", ge=5, le=86_400
+        600, "How long pods wait for one another; missing pods are then named.", unit="seconds", ge=5, le=86_400
     )
 
     @property
@@ -259,18 +262,18 @@ class Kubernetes(Section):
 
 
 class Ssh(Ran):
-    """Machines without a scheduler, which are reached by ssh."""
+    """Machines without a scheduler, reached by ssh."""
 
     kind: Literal["ssh"] = setting("ssh", "Machines without a scheduler: `trainkit submit` starts the run by ssh.")
     hosts: list[Annotated[str, Field(pattern=_HOST)]] = setting(
         [],
-        "The machines as ssh knows them (`gpu1`, `me@10.0.0.5`), node 0 first; they are as many as nodes.count, which "
-        "may be left out. They share the file system that the run directory is on.",
+        "The machines' names for ssh (`gpu1`, `me@10.0.0.5`), node 0 first; their number is nodes.count, which "
+        "may be left out. They must share the file system of the run directory.",
     )
     workdir: str | None = setting(
-        None, "The folder on them that the run is started in; left out, the one where you submit.", pattern=r"^/"
+        None, "The folder on them in which the run starts; default: the one where you submit.", pattern=r"^/"
     )
-    options: Words = setting([], "Further words for ssh, as `-p2222`; those that trainkit sets are refused.")
+    options: Words = setting([], "Further options for ssh, such as `-p2222`; those that trainkit sets are refused.")
 
 
 Cluster = Annotated[NoCluster | Slurm | Ssh | Kubernetes, Field(discriminator="kind")]

@@ -9,8 +9,9 @@ from trainkit.recipe.schema.base import Count, ImportPath, Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 _TOKENIZER = (
-    "Folder of a Hugging Face tokenizer, as `save_pretrained` writes it, from the working folder, or the name of a "
-    "repository of the Hub; null makes a token of each byte."
+    "Folder of a Hugging Face tokenizer, as `save_pretrained` writes it, relative to the working folder, or "
+    "the name of a "
+    "repository of the Hub; null makes each byte a token."
 )
 _TOKENIZER_REVISION = (
     "Branch, tag or commit of a `tokenizer` on the Hub; null is `main`, or `model.revision` for that of the model."
@@ -18,7 +19,7 @@ _TOKENIZER_REVISION = (
 
 
 _TARGET_LENGTH = (
-    "Tokens of a target, for model.task seq2seq_lm, whose sources have sequence_length; null is sequence_length."
+    "Most tokens of a target, for model.task seq2seq_lm; sequence_length is for the source. null is sequence_length."
 )
 
 
@@ -31,18 +32,18 @@ class _Loaded(Section):
     sequence_length: int = setting(128, "Tokens per sample.", unit="tokens", ge=2)
     workers: int = setting(
         0,
-        "Loader processes per rank, which live as long as the run; 0 reads in the training process.",
+        "Loader processes per rank, for the whole run; 0 reads in the training process.",
         ge=0,
         flag="dataloader_num_workers",
     )
     persistent_workers: Literal[True] = setting(
         True,
-        "Loader processes are started once and read on from epoch to epoch; there is no other way here.",
+        "Loader processes are started once and persist over epochs; always true here.",
         flag="dataloader_persistent_workers",
     )
     prefetch_factor: Count | None = setting(
         None,
-        "Optimizer steps that each worker reads ahead; null is torch's default, 2.",
+        "Optimizer steps that each loader process reads ahead; null is torch's default, 2.",
         unit="steps",
         flag="dataloader_prefetch_factor",
     )
@@ -57,7 +58,7 @@ class _Loaded(Section):
 
 
 _FOLDER_OR_NAME = "give a folder as save_pretrained writes it, or a name of the Hub"
-_NO_DATA = "check data.path, from the working folder; names of the Hub are for data.kind: dataset"
+_NO_DATA = "check data.path, relative to the working folder; names of the Hub are for data.kind: dataset"
 
 
 class TextData(_Loaded):
@@ -68,7 +69,7 @@ class TextData(_Loaded):
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "python-stdlib",
-        "A file, a folder, or a list of them, from the working folder; `python-stdlib` is the running interpreter's "
+        "A file, a folder, or a list of them, relative to the working folder; `python-stdlib` is the interpreter's "
         "standard library source.",
         reads="path",
         missing=_NO_DATA,
@@ -84,12 +85,12 @@ class RandomData(_Loaded):
 
     kind: Literal["random"] = setting("random", "Random samples, for measuring speed and memory.")
     sequence_length: int = setting(512, "Tokens per sample.", unit="tokens", ge=2)
-    samples: int = setting(512, "Training samples; an eighth as many are held out besides.", unit="samples", ge=1)
+    samples: int = setting(512, "Training samples; an eighth as many more are held out.", unit="samples", ge=1)
     low: int = setting(100, "Lowest token id.", ge=0)
     high: int = setting(30000, "All token ids are below this.", ge=1)
     classes: int = setting(
         1,
-        "Labels of classification are below this; with 1 all of them are 0, as the guides' `randint(0, 1)` draws them.",
+        "Classification labels are below this; with 1 all labels are 0, as in Hugging Face's guides.",
         ge=1,
     )
     target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
@@ -108,7 +109,7 @@ class TokensData(_Loaded):
     kind: Literal["tokens"] = setting("tokens", "Token ids in a NumPy or raw binary file.")
     path: str = setting(
         "",
-        "The file, from the working folder: one row of whole numbers, samples end to end.",
+        "The file, relative to the working folder: a one-dimensional array of integers, cut into samples.",
         reads="file",
         missing=_NO_DATA,
     )
@@ -129,9 +130,9 @@ class Mixed(Section):
     """One source of `data.mix`."""
 
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
-        "", "What `data.path` may name, or a file of it.", reads="repository"
+        "", "Anything that `data.path` may name, or a single file of it.", reads="repository"
     )
-    weight: float = setting(1.0, "Its share of the samples, as a part of the sum of all weights.", ge=0)
+    weight: float = setting(1.0, "Its share of the samples, relative to the sum of all weights.", ge=0)
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     field: str | None = setting(None, "Field of the text in this source; null is `data.field`.", min_length=1)
     revision: str | None = setting(None, "As `data.revision`, for a `path` on the Hub.", min_length=1)
@@ -154,74 +155,73 @@ class _Rows(_Loaded):
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     field: str = setting(
         "text",
-        "Field of the text; dots lead into mappings (`translation.en`), in every setting of a field.",
+        "Field of the text; dots select from mappings (`translation.en`), in all settings for fields.",
         min_length=1,
     )
     prompt_field: str | None = setting(
         None,
-        "Field of the prompt that the text answers; it is read and not predicted: loss on the answers only. For "
+        "Field of the prompt that the text answers; it is read but not predicted: the loss is on answers only. For "
         "model.task seq2seq_lm it is the source, and the text is the target.",
         min_length=1,
     )
     prompt_prefix: str | None = setting(
         None,
-        "What goes before each prompt, and before sample.prompt (`summarize: `, as t5 was trained).",
+        "Text before each prompt, and before sample.prompt (such as `summarize: ` for t5).",
         lines=True,
         min_length=1,
     )
     target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
     padding: Literal["longest", "max_length"] = setting(
         "longest",
-        "How far sources and targets of model.task seq2seq_lm are filled up. `longest`: to the longest that a rank has "
-        "in a step, in steps of 8. `max_length`: to sequence_length and target_length.",
+        "Padding of sources and targets for model.task seq2seq_lm. `longest`: to the longest that a rank has "
+        "in a step, in multiples of 8. `max_length`: to sequence_length and target_length.",
     )
     messages_field: str | None = setting(
         None,
-        "Field of a chat instead of a text: a list of {role, content}, written out by the tokenizer's chat template; "
+        "Field of a chat instead of a text: a list of {role, content}, formatted by the tokenizer's chat template; "
         "only the assistant's answers are predicted.",
         min_length=1,
     )
     tokens_field: str | None = setting(None, "Field of a list of token ids instead of a text.", min_length=1)
     targets_field: str | None = setting(
-        None, "Field of as many target ids beside `tokens_field`; -100 is not predicted.", min_length=1
+        None, "Field of target ids, as many as in `tokens_field`; -100 is not predicted.", min_length=1
     )
     label_field: str | None = setting(
         None,
         "Field of the label, for model.task sequence_classification: a number from 0 on, or a name.",
         min_length=1,
     )
-    labels: list[str] = setting([], "Names of the labels, from 0 on; empty puts those in the data in order.")
+    labels: list[str] = setting([], "Names of the labels, from 0 on; empty sorts the names in the data.")
     skip_empty: bool = setting(
         False,
-        "Pass over rows whose text, prompt, chat or token ids are empty or null; `false` ends the run at the first.",
+        "Skip rows whose text, prompt, chat or token ids are empty or null; `false` ends the run at the first.",
     )
     packing: bool = setting(
         True,
-        "Fill samples with texts end to end, without waste: attention sees the texts before in its sample. `false` "
-        "starts a sample with each text, cuts what is too long and pads what is too short, as labelled texts, and "
+        "Fill samples with texts end to end, without padding: attention covers earlier texts of the sample. `false` "
+        "makes each text a sample, cut or padded; labelled texts, and "
         "sources with targets, always are.",
     )
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end.", gt=0, lt=1
     )
-    streaming: bool = setting(
-        False, "Read rows while they are trained on, for data larger than memory; the run has `train.steps`."
-    )
+    streaming: bool = setting(False, "Read rows during training, for data larger than memory; requires `train.steps`.")
     mix: list[Mixed] = setting(
         [],
         "Several sources instead of `path`, each with a weight; requires `streaming`.",
         reads="repository",
-        missing="check its paths, from the working folder; names of the Hub are for data.kind: dataset, one in each "
+        missing="check its paths, relative to the working folder; names of the Hub are for data.kind: dataset, "
+        "one in each "
         "path",
     )
     shuffle_buffer: int = setting(
         1000,
-        "Streamed samples of a source that are held in memory and shuffled among themselves before the next ones are "
-        "read; 0 takes samples as they come.",
+        "Streamed samples of a source that are held in memory and shuffled before the next ones are "
+        "read; 0 does not shuffle.",
         unit="samples",
         ge=0,
     )
-    shuffle_files: bool = setting(True, "Streamed files come in an order drawn anew for each epoch.")
+    shuffle_files: bool = setting(True, "Whether the order of streamed files is drawn anew for each epoch.")
     validation_rows: int = setting(
         100,
         "Rows that a stream holds out for evaluation: the first of each source, or of its split for evaluation.",
@@ -267,7 +267,7 @@ class JsonlData(_Rows):
     kind: Literal["jsonl"] = setting("jsonl", "Rows in JSON lines: texts, prompts with answers, chats, labelled texts.")
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "",
-        "A file with an object in each line, or a list of such files, from the working folder.",
+        "A file with a JSON object per line, or a list of such files, relative to the working folder.",
         reads="file",
         missing=_NO_DATA,
     )
@@ -287,8 +287,9 @@ class DatasetData(_Rows):
     kind: Literal["dataset"] = setting("dataset", "A Hugging Face data set in a local folder, or on the Hub.")
     path: str = setting(
         "",
-        "The folder, from the working folder: what `save_to_disk` wrote, or parquet files, or JSON lines; or the name "
-        "of a repository of the Hub, where there is no such folder.",
+        "The folder, relative to the working folder: from `save_to_disk`, or with parquet files or JSON lines; "
+        "or the name "
+        "of a repository of the Hub, if there is no such folder.",
         reads="repository",
         missing=_NO_DATA,
     )
@@ -299,8 +300,7 @@ class DatasetData(_Rows):
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     validation_split: str | None = setting(
         None,
-        "Split to evaluate on; null is `validation`, or where there is none the end of the training split; of a stream "
-        "its first rows.",
+        "Split to evaluate on; null is `validation`, else the end of the training split; for a stream its first rows.",
         min_length=1,
     )
 
@@ -322,17 +322,17 @@ class TargetData(_Loaded):
     )
     target: ImportPath = setting(
         "",
-        "What makes the data set, `pkg.mod:name`, called with `args`: something with `len()` and samples by number, or "
-        "a pair of them, for training and for validation.",
+        "Function that makes the data set, `pkg.mod:name`, called with `args`: an object with `len()` and indexing, or "
+        "a pair of these, for training and for validation.",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
     collate: ImportPath | None = setting(
         None,
-        "What makes a batch, a mapping of tensors by the names of the model's arguments, out of a list of samples, "
-        "`pkg.mod:name`; null stacks samples that are such mappings themselves.",
+        "Function that turns a list of samples into a batch, a mapping of tensors by the model's argument names, "
+        "`pkg.mod:name`; null stacks samples that are such mappings.",
     )
     validation_fraction: float = setting(
-        0.05, "Share of the samples held out for evaluation, from their end, where there is no pair.", gt=0, lt=1
+        0.05, "Share of the samples held out for evaluation, from their end, if there is no pair.", gt=0, lt=1
     )
 
 

@@ -17,7 +17,7 @@ _VARIANTS = (
     "## variants",
     "",
     "Named changes to the recipe, each a mapping of sections as above, with an optional `description`.",
-    "`--variant NAME` takes one in `run`, `plan` and `explain`; `trainkit bench` compares all.",
+    "`--variant NAME` selects one in `run`, `plan` and `explain`; `trainkit bench` compares all.",
 )
 
 
@@ -96,7 +96,8 @@ def json_schema() -> dict[str, Any]:
     definitions[_VARIANT] = _variant(document)
     one = {"type": "string", "minLength": 1}
     extends = {
-        "description": "Presets by name (strategy/fsdp) or files by path to build on; later wins, this file most.",
+        "description": "Presets by name (strategy/fsdp) or files by path to build on; later ones override "
+        "earlier ones, this file overrides all.",
         "anyOf": [one, {"type": "array", "items": one}],
     }
     variants = {

@@ -31,7 +31,7 @@ NO_RANGE = (
 
 
 class Program(Section):
-    """What the processes execute."""
+    """The program that the processes execute."""
 
     kind: Literal["builtin", "hf", "accelerate", "deepspeed", "torch"] = setting(
         "builtin",
@@ -42,15 +42,15 @@ class Program(Section):
     )
     folder: str | None = setting(
         None,
-        "Folder in which your program starts, relative to the caller's working folder; program.script, and paths among "
-        "program.args, start from it. Other settings with paths do not.",
+        "Folder in which your program starts, relative to the caller's working folder; program.script, and paths in "
+        "program.args, are relative to it. Other paths are not.",
         reads="folder",
         missing="check the path; it starts from the working folder",
     )
     script: str | None = setting(
         None,
         "Path of the script to run, relative to program.folder, or to the caller's working folder. A name that ends in "
-        ".py (.pyw, .pyc, .pyz) is run by the interpreter; any other file, as a shell script, is executed itself.",
+        ".py (.pyw, .pyc, .pyz) is run by the interpreter; any other file, such as a shell script, is executed.",
         reads="file",
         missing="put your copy into the working folder, or name it: program.script=PATH",
         here=True,
@@ -58,30 +58,30 @@ class Program(Section):
     module: str | None = setting(None, "Dotted name of the module to run instead of a script.")
     args: dict[str, Scalar | list[Scalar]] | list[str] = setting(
         [],
-        "Arguments for the program, passed exactly. A list is passed word for word; in a mapping `key: value` becomes "
+        "Arguments for the program. A list is passed unchanged; in a mapping `key: value` becomes "
         "`--key value`, `true` a bare `--key`, `false` and `null` nothing, a list `--key a b`.",
         lines=True,
     )
     local_rank: bool | Literal["--local-rank"] = setting(
         False,
-        "Also pass `--local_rank=N` to each rank, for scripts that read it there and not in the environment; "
-        "`--local-rank` is how torch.distributed.launch spells it since torch 2.0.",
+        "Also pass `--local_rank=N` to each rank, for scripts that do not read it from the environment; "
+        "`--local-rank` is the spelling of torch.distributed.launch since torch 2.0.",
     )
     public: list[str] = setting(
         [],
-        "Names under env and program.args that sound like a secret (`sort_key`) and whose values are none, so that "
-        "they may stand in the recipe.",
+        "Names under env and program.args that look like a secret (`sort_key`) but whose values are not, so that "
+        "they are allowed in the recipe.",
     )
     reads_recipe: bool = setting(
         False,
-        "Your program reads the file that TRAINKIT_RECIPE names, so that settings which have no other way reach it.",
+        "Your program reads the file in TRAINKIT_RECIPE, so that all settings reach it.",
     )
     verify: bool | Literal["auto"] = setting(
         "auto",
         "End the run when the first optimizer step shows another strategy, world size, device or number format than "
-        "planned, or (`hf`) other numbers in TrainingArguments; `auto` does for programs whose "
-        "libraries set the strategy up (`hf`, `accelerate`), and warns for other programs in Python. With `true` a "
-        "run of which nothing is seen has failed.",
+        "planned, or (`hf`) other values in TrainingArguments; `auto` does so for programs whose "
+        "libraries set up the strategy (`hf`, `accelerate`), and warns for other Python programs. With `true` a "
+        "run of which nothing could be seen has failed.",
     )
 
     def seen(self, path: str) -> str:
@@ -90,33 +90,33 @@ class Program(Section):
 
 
 class Devices(Section):
-    """Which accelerators the run may use."""
+    """Which accelerators the run uses."""
 
     type: Literal["auto", "cuda", "mps", "cpu", "xla"] = setting(
         "auto",
-        "Kind of device; `auto` takes CUDA, then MPS, then CPU. `xla` is a TPU through torch_xla, for scripts of your "
-        "own: one process, over every chip of the machine with `strategy.kind: fsdp`.",
+        "Kind of device; `auto` takes CUDA, else MPS, else CPU. `xla` is a TPU through torch_xla, for your own "
+        "scripts: one process, over every chip of the machine with `strategy.kind: fsdp`.",
     )
     select: Literal["auto", "all", "free", "none"] | Annotated[int, Field(ge=1, le=4096)] | list[int | str] = setting(
         "auto",
-        "Which cards: `auto` (as many as the strategy needs), `all`, `free` (idle ones: as many as "
-        "nodes.processes_per_node says), `none`, a count, or a list of indices, UUIDs, their beginnings or MIG ids in "
+        "Which GPUs: `auto` (as many as the strategy needs), `all`, `free` (idle ones: as many as "
+        "nodes.processes_per_node says), `none`, a count, or a list of indices, UUIDs, prefixes of these or MIG ids in "
         "rank order. "
         "Becomes CUDA_VISIBLE_DEVICES.",
     )
     order: Literal["auto", "pci", "fastest"] = setting(
         "auto",
-        "How cards are numbered and taken: `pci` as nvidia-smi does, `fastest` the fastest first, as CUDA does by "
-        "default. `auto` is what CUDA_DEVICE_ORDER says where you export it; else `fastest` for a program of your own, "
-        "which CUDA would count for, and `pci` for trainkit's own trainer and for a list of cards. Becomes "
+        "How GPUs are numbered and selected: `pci` like nvidia-smi, `fastest` with the fastest first, like CUDA by "
+        "default. `auto` follows an exported CUDA_DEVICE_ORDER; else it is `fastest` for your own program, "
+        "as CUDA numbers them, and `pci` for trainkit's own trainer and for a list of GPUs. Becomes "
         "CUDA_DEVICE_ORDER.",
     )
     when_busy: Literal["refuse", "warn"] = setting(
-        "refuse", "What happens where a chosen card is in use: the run is refused, or starts after a warning."
+        "refuse", "What happens if a selected GPU is in use: the run is refused, or starts with a warning."
     )
     idle_below: int = setting(
         1024,
-        "A card counts as idle while less of its memory than this is in use for computing; a desktop's share is not "
+        "A GPU counts as idle while less of its memory than this is used for computing; a desktop's share is not "
         "counted.",
         unit="MiB",
         ge=1,
@@ -129,9 +129,9 @@ class Nodes(Section):
     count: int = setting(1, "Number of machines.", ge=1, le=100_000)
     processes_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
         "auto",
-        "Processes on each machine; `auto` is one for `single`, else one per selected card, and two on a CPU (one of a "
-        "program of your own with `devices.select: all`). With fewer than the cards, every process of a program of "
-        "your own sees them all.",
+        "Processes per machine; `auto` is one for `single`, else one per selected GPU, and two on a CPU (one of "
+        "your own program with `devices.select: all`). With fewer processes than GPUs, every process of your own "
+        "program sees all GPUs.",
     )
     rendezvous: str = setting(
         "auto",
@@ -154,24 +154,27 @@ class Launcher(Section):
     )
     numa_binding: Literal["none", "node"] = setting(
         "none",
-        "`node` keeps each rank, under any launcher, on the cores near to its card (Linux; without cards ranks are "
+        "`node` keeps each rank, under any launcher, on the cores next to its GPU (Linux; without GPUs ranks are "
         "spread over the NUMA nodes).",
     )
 
 
 class Hang(Section):
-    """When a run counts as one that hangs, and what happens then."""
+    """When a run counts as hanging, and what happens then."""
 
     after_seconds: Literal["auto"] | Annotated[float, Field(ge=0, le=10**6)] = setting(
         "auto",
-        "How long all ranks may stand still before it is said which one holds the run up, and where, with the stacks "
-        "of all. `auto` is two minutes, 20 median steps, or three times the longest that the same phase (a "
-        "checkpoint, say) has taken, whatever is longest; 0 never looks.",
+        "How long all ranks may be idle before a hang is reported: which rank blocks the run, and where, with "
+        "the stacks "
+        "of all. `auto` is the longest of two minutes, 20 median steps, and three times the longest duration "
+        "of the same "
+        "phase (such as a checkpoint); 0 disables the watch.",
         unit="seconds",
     )
     start_seconds: float = setting(
         1800.0,
-        "The same before the first step, and for what has not ended once in this run: a first checkpoint, a first "
+        "The same before the first step, and for phases that have not finished once in this run: a first "
+        "checkpoint, a first "
         "forward pass that compiles.",
         unit="seconds",
         gt=0,
@@ -179,12 +182,13 @@ class Hang(Section):
     )
     then: Literal["auto", "report", "end"] = setting(
         "auto",
-        "What happens once that is said: `report` goes on waiting, `end` ends the run with exit code 124; `auto` "
-        "reports where nothing would start the run again.",
+        "What happens after the report: `report` keeps waiting, `end` ends the run with exit code 124; `auto` "
+        "is `report` "
+        "unless a restart is configured.",
     )
     collective_seconds: int = setting(
         600,
-        "How long a rank may wait for the others in a collective until torch fails it, and with it the run.",
+        "Timeout of a collective: how long a rank may wait for the others before torch fails, and with it the run.",
         unit="seconds",
         flag="ddp_timeout",
         ge=1,
@@ -193,7 +197,7 @@ class Hang(Section):
 
 
 class Output(Section):
-    """Where runs leave their files."""
+    """Where runs write their files."""
 
     root: str = setting(
         "runs",
@@ -208,20 +212,21 @@ class Logging(Section):
     """What is logged, by which rank, and how often."""
 
     level: Literal["debug", "info", "warning", "error", "critical"] = setting(
-        "info", "Level of the main rank's log.", flag="log_level"
+        "info", "Log level of the main rank.", flag="log_level"
     )
     replica_level: Literal["debug", "info", "warning", "error", "critical"] = setting(
-        "warning", "Level of every other rank's log.", flag="log_level_replica"
+        "warning", "Log level of every other rank.", flag="log_level_replica"
     )
     each_node: bool = setting(
         True, "Whether the first rank of each node counts as a main rank.", flag="log_on_each_node"
     )
     every_steps: int = setting(
-        10, "A metrics line every so many optimizer steps.", unit="steps", ge=1, flag="logging_steps"
+        10, "Write a metrics line every so many optimizer steps.", unit="steps", ge=1, flag="logging_steps"
     )
     report_to: list[Reporter] = setting(
         [],
-        "Where metrics go besides metrics.jsonl, which is always written: `tensorboard`, `wandb` (Weights & Biases, "
+        "Where metrics go in addition to metrics.jsonl, which is always written: `tensorboard`, `wandb` "
+        "(Weights & Biases, "
         "into the run directory; sent only where WANDB_MODE is `online`).",
         flag="report_to",
     )

@@ -14,15 +14,15 @@ class Moe(Section):
 
     short_form: ClassVar[str] = "experts"
 
-    experts: int = setting(0, "Feed-forward layers to choose from in a block with experts; 0 for a dense model.", ge=0)
-    top_k: Count = setting(2, "Experts that each token goes through.")
+    experts: int = setting(0, "Experts (feed-forward layers) per block; 0 for a dense model.", ge=0)
+    top_k: Count = setting(2, "Experts that each token is routed to.")
     every: Count = setting(1, "Every n-th block has experts, the last of each n.")
     balance_coef: float = setting(0.01, "Weight of the load-balancing loss (Switch Transformers).", ge=0)
     z_coef: float = setting(0.001, "Weight of the router z-loss (ST-MoE).", ge=0)
 
     def _contradictions(self) -> Iterator[str]:
         if not self.experts and self.model_fields_set - {"experts"} and self != Moe():
-            yield "experts is 0, so that the other settings of experts do nothing"
+            yield "experts is 0, so the other settings of experts have no effect"
         if 0 < self.experts < self.top_k:
             yield f"top_k {self.top_k} is more than there are experts ({self.experts})"
 
@@ -33,16 +33,16 @@ class Quantize(Section):
     short_form: ClassVar[str] = "bits"
 
     bits: Literal[0, 4, 8] = setting(
-        0, "Bits of each weight in the linear layers of the blocks, through bitsandbytes; 0 leaves them as they are."
+        0, "Bits of each weight in the linear layers of the blocks, through bitsandbytes; 0 does not quantise."
     )
     quant_type: Literal["nf4", "fp4"] = setting(
-        "nf4", "Values that 4 bits stand for: `nf4` as weights are distributed, `fp4` floating-point numbers."
+        "nf4", "Values of 4-bit weights: `nf4` follows the distribution of weights, `fp4` is floating point."
     )
-    double_quant: bool = setting(True, "Quantise the constants of 4-bit weights, too, from 0.5 to 0.127 bits a weight.")
+    double_quant: bool = setting(True, "Also quantise the constants of 4-bit weights, from 0.5 to 0.127 bits a weight.")
 
     def _contradictions(self) -> Iterator[str]:
         if self.bits != 4 and (self.quant_type, self.double_quant) != ("nf4", True):
-            yield f"quant_type and double_quant are of 4 bits, and bits is {self.bits}"
+            yield f"quant_type and double_quant are for 4 bits, and bits is {self.bits}"
 
 
 class GptModel(Section):
@@ -71,22 +71,23 @@ class HfModel(Section):
     kind: Literal["hf"] = setting("hf", "Any architecture of transformers.")
     task: Literal["causal_lm", "seq2seq_lm", "masked_lm", "sequence_classification"] = setting(
         "causal_lm",
-        "What the model is made for: predicting the next token, a target text for a source text (encoder-decoders such "
-        "as t5 and bart), hidden tokens, or a label for each sample.",
+        "The model's task: predict the next token, a target text for a source text (encoder-decoders such "
+        "as t5 and bart), masked tokens, or a label per sample.",
     )
     mask_share: float = setting(
         0.15,
-        "Share of the tokens that a masked model must tell: 80 % of them are hidden, 10 % replaced, 10 % stay (BERT).",
+        "Share of tokens that a masked model predicts: 80 % of them are masked, 10 % replaced, 10 % kept (BERT).",
         gt=0,
         lt=1,
     )
     mask_token: Annotated[int, Field(ge=0, le=MOST)] | None = setting(
-        None, "Token id that hides others from a masked model; null is the tokenizer's mask token."
+        None, "Id of the mask token; null is the tokenizer's."
     )
     path: str | None = setting(
         None,
-        "Folder with config.json and weights, as `save_pretrained` writes it, from the working folder; or the name of "
-        "a repository of the Hub, `owner/name`, where there is no such folder.",
+        "Folder with config.json and weights, as `save_pretrained` writes it, relative to the working folder; "
+        "or the name of "
+        "a repository of the Hub, `owner/name`, if there is no such folder.",
         reads="repository",
         missing="give a folder as save_pretrained writes it, or a name of the Hub",
     )
@@ -95,7 +96,7 @@ class HfModel(Section):
         None, "Architecture with random weights instead, as transformers calls it (`llama`, `gpt2`)."
     )
     config: dict[str, Scalar | list[Scalar]] = setting(
-        {}, "Settings of the architecture by their own names, above those of the folder or of transformers."
+        {}, "Settings of the architecture by their own names; they override those of the folder or of transformers."
     )
 
     quantize: Quantize = section(Quantize, "Frozen weights in 4 or 8 bits, for peft.kind lora (QLoRA).")
@@ -114,8 +115,9 @@ class TargetModel(Section):
     kind: Literal["target"] = setting("target", "A model of the user's own.")
     target: ImportPath = setting(
         "",
-        "What makes the model, a torch.nn.Module, `pkg.mod:name`, called with `args`. It is called with the inputs of "
-        "a batch by name and returns its loss (alone, first of a tuple or as `loss`), or what train.loss takes.",
+        "Function that makes the model, a torch.nn.Module, `pkg.mod:name`, called with `args`. The model is "
+        "called with the inputs of "
+        "a batch by name and returns its loss (alone, first in a tuple or as `loss`), or the input of train.loss.",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
 
@@ -125,10 +127,10 @@ class TargetModel(Section):
 
 
 class Peft(Section):
-    """Parameter-efficient training: small adapters learn, and the model stays as it is."""
+    """Parameter-efficient training: small adapters are trained, and the model stays unchanged."""
 
     kind: Literal["none", "lora"] = setting(
-        "none", "`none`: all weights train. `lora`: low-rank adapters do, and the head of a classifier."
+        "none", "`none`: all weights are trained. `lora`: low-rank adapters, and a classifier's head."
     )
     rank: Count = setting(8, "Rank of the adapters.")
     alpha: float = setting(16.0, "Adapters are scaled by alpha / rank.", gt=0)
@@ -137,7 +139,7 @@ class Peft(Section):
         [], "Names of the layers that get adapters, or their last parts; empty means every linear layer of the blocks."
     )
     rslora: bool = setting(False, "Scale by alpha / sqrt(rank) instead, for high ranks (rsLoRA).")
-    dora: bool = setting(False, "Learn magnitude and direction apart (DoRA); slower.")
+    dora: bool = setting(False, "Train magnitude and direction separately (DoRA); slower.")
     path: str | None = setting(
         None,
         "Adapters to start from: a folder, as peft or `trainkit export --adapter` writes it, or the name of a "
@@ -149,7 +151,7 @@ class Peft(Section):
 
     def _contradictions(self) -> Iterator[str]:
         if self.kind == "none" and self.model_fields_set - {"kind"} and self != Peft():
-            yield "kind is none, so that the other settings of adapters do nothing"
+            yield "kind is none, so the other settings of adapters have no effect"
 
 
 Model = Annotated[GptModel | HfModel | TargetModel, Field(discriminator="kind")]

@@ -36,12 +36,12 @@ class Fsdp(Section):
 
     kind: Literal["fsdp"] = setting("fsdp", "Parameters, gradients and optimizer state sharded over ranks (FSDP2).")
     version: Literal[1, 2] = setting(
-        2, "`2` is `fully_shard`, which the built-in trainer uses; `1` is the older wrapper, for scripts of your own."
+        2, "`2` is `fully_shard`, which the built-in trainer uses; `1` is the older wrapper, for your own scripts."
     )
     sharding: Literal["full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard"] = setting(
         "full_shard",
         "`full_shard` frees gathered parameters after forward (ZeRO-3-like); "
-        "`shard_grad_op` keeps them until backward. In version 1, for scripts of your own, `hybrid_shard` and "
+        "`shard_grad_op` keeps them until backward. In version 1, for your own scripts, `hybrid_shard` and "
         "`hybrid_shard_zero2` do the same inside each node and keep replicas on the others; `no_shard` shards nothing.",
     )
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
@@ -56,8 +56,8 @@ class Fsdp(Section):
     min_params: int = setting(100_000_000, "Smallest unit for `auto_wrap: size`.", unit="parameters", ge=1)
     prefetch: int = setting(
         1,
-        "How many units are gathered ahead of the one that computes, forward and backward; 1 is FSDP2's own way. "
-        "More hides slow connections, and holds as many more whole units.",
+        "How many units are gathered ahead of the one that computes, forward and backward; 1 is FSDP2's default. "
+        "More hides slow connections, and keeps as many more full units in memory.",
         unit="units",
         ge=1,
     )
@@ -68,8 +68,8 @@ class Fsdp(Section):
     )
     reduce_gradients: Literal["each_micro_step", "once"] = setting(
         "each_micro_step",
-        "When gradients are summed over the ranks and divided among them: after each micro step, so that no rank ever "
-        "holds all of them, or `once` in each optimizer step: under accumulation less traffic, and whole fp32 "
+        "When gradients are reduced and scattered over the ranks: after each micro step, so that no rank ever "
+        "holds all of them, or `once` per optimizer step: with accumulation less traffic, and full fp32 "
         "gradients on every rank until then.",
     )
     backward_prefetch: Literal["backward_pre", "backward_post", "no_prefetch"] | None = setting(
@@ -77,17 +77,17 @@ class Fsdp(Section):
     )
     forward_prefetch: bool | None = setting(None, "Gather the next unit during forward, in version 1.")
     limit_all_gathers: bool | None = setting(
-        None, "Hold gathers back so that few are in flight, in version 1; version 2 always does."
+        None, "Limit the number of gathers in flight, in version 1; version 2 always does."
     )
     use_orig_params: bool | None = setting(
         None, "Keep the original parameters beside the flat ones, in version 1; version 2 has no flat ones."
     )
     sync_module_states: bool | None = setting(None, "Send rank 0's weights to all ranks at the start, in version 1.")
     cpu_ram_efficient_loading: bool | None = setting(
-        None, "Load weights on rank 0 alone and send them to the others; for scripts on transformers."
+        None, "Load weights only on rank 0 and broadcast them; for scripts on transformers."
     )
     state_dict_type: Literal["full", "sharded"] | None = setting(
-        None, "How checkpoints are written: gathered on rank 0, or by each rank its shards; null as the program does."
+        None, "How checkpoints are written: gathered on rank 0, or each rank its shards; null leaves it to the program."
     )
     xla_settings: dict[str, Scalar] = setting(
         {},
@@ -101,8 +101,9 @@ class _OnDeepSpeed(Section):
 
     config: str | None = setting(
         None,
-        "A DeepSpeed JSON file as base; the recipe fills it, and a disagreement is an error. For programs of your own "
-        "what the recipe leaves out stays as the file, or DeepSpeed's default, has it.",
+        "A DeepSpeed JSON file as base; the recipe adds its settings, and a contradiction is an error. For "
+        "your own programs, "
+        "settings that the recipe leaves out keep the value of the file, or DeepSpeed's default.",
         flag="deepspeed",
         reads="content",
     )
@@ -113,8 +114,8 @@ class Zero0(_OnDeepSpeed):
 
     kind: Literal["zero0"] = setting(
         "zero0",
-        "DeepSpeed's engine with nothing partitioned: stage 0, or a file without zero_optimization, as for 1-bit "
-        "optimizers; for programs of your own.",
+        "DeepSpeed's engine without partitioning: stage 0, or a file without zero_optimization, as for 1-bit "
+        "optimizers; for your own programs.",
     )
 
 
@@ -129,14 +130,14 @@ class Zero1(_Zero):
     """Optimizer state partitioned (DeepSpeed ZeRO-1)."""
 
     kind: Literal["zero1"] = setting("zero1", "Optimizer state partitioned over ranks.")
-    offload_optimizer: Literal["none", "cpu"] = setting("none", "Where optimizer state lives.")
+    offload_optimizer: Literal["none", "cpu"] = setting("none", "Where optimizer state is kept.")
 
 
 class Zero2(_Zero):
     """Optimizer state and gradients partitioned (DeepSpeed ZeRO-2)."""
 
     kind: Literal["zero2"] = setting("zero2", "Optimizer state and gradients partitioned over ranks.")
-    offload_optimizer: Literal["none", "cpu"] = setting("none", "Where optimizer state lives.")
+    offload_optimizer: Literal["none", "cpu"] = setting("none", "Where optimizer state is kept.")
 
 
 class Zero3(_Zero):
@@ -144,22 +145,22 @@ class Zero3(_Zero):
 
     kind: Literal["zero3"] = setting("zero3", "Optimizer state, gradients and parameters partitioned over ranks.")
     offload_optimizer: Literal["none", "cpu", "nvme"] = setting(
-        "none", "Where optimizer state lives; `nvme` is files below `nvme_path`."
+        "none", "Where optimizer state is kept; `nvme` is files below `nvme_path`."
     )
     offload_param: Literal["none", "cpu", "nvme"] = setting(
-        "none", "Where parameters live between uses; `nvme` is files below `nvme_path`."
+        "none", "Where parameters are kept between uses; `nvme` is files below `nvme_path`."
     )
     nvme_path: str | None = setting(
         None,
-        "Folder on a fast local disk for what is offloaded to `nvme`. A run swaps to a folder of its own below it, "
-        "and removes that at its end.",
+        "Folder on a fast local disk for offloading to `nvme`. A run swaps to its own subfolder, "
+        "and removes it at its end.",
         reads="output",
         min_length=1,
     )
     gather_16bit: bool = setting(
         False,
-        "Let the program gather whole weights, in 16 bits where it computes in these, when it saves its model; "
-        "otherwise it can save parts only.",
+        "Let the program gather full weights (in 16 bits, if it computes in these) when it saves its model; "
+        "otherwise it can only save shards.",
     )
 
 

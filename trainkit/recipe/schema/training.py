@@ -24,13 +24,13 @@ class Precision(Section):
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = setting(
         "fp32",
         "Format of the forward and backward computation. `fp32` is single precision throughout; `fp16` is 16 bits with "
-        "loss scaling, for cards with tensor cores before Ampere; `bf16` is 16 bits without loss scaling, for Ampere "
-        "and later; `auto` is bf16 where every card has units for it, else fp16 where every card has tensor cores, "
+        "loss scaling, for GPUs with tensor cores before Ampere; `bf16` is 16 bits without loss scaling, for Ampere "
+        "and later; `auto` is bf16 if every GPU has units for it, else fp16 if every GPU has tensor cores, "
         "else fp32.",
     )
     weights: Literal["fp32", "bf16"] = setting(
         "fp32",
-        "Format in which weights, gradients and optimizer state are kept; `bf16` takes half the memory and rounds "
+        "Format of weights, gradients and optimizer state; `bf16` takes half the memory and rounds "
         "small updates away, unless optimizer.name is `adamw_anyprecision`.",
     )
     tf32: bool | None = setting(
@@ -47,16 +47,16 @@ class Batch(Section):
     )
     micro: Literal["auto"] | Count | None = setting(
         None,
-        "Samples per rank in one forward pass; null follows from the other two, or is at most 8 (a program of your own "
-        "keeps its own); `auto` tries at the start for the largest that fits in memory, where `global` is given and "
-        "`accumulation` is open.",
+        "Samples per rank in one forward pass; null follows from the other two, or is at most 8 (your own program "
+        "keeps its own); `auto` searches at the start for the largest that fits in memory, if `global` is set and "
+        "`accumulation` is not.",
         unit="samples",
         flag="per_device_train_batch_size",
     )
     memory_mib: Count | None = setting(
         None,
-        "Memory that each rank may take where `micro: auto` looks for what fits, the allocator's on CUDA, resident on "
-        "a CPU; null is what it has and nine tenths of what is free.",
+        "Memory limit of each rank for the search of `micro: auto`: the allocator's on CUDA, resident on "
+        "a CPU; null is the memory in use plus nine tenths of the free memory.",
         unit="MiB",
     )
     accumulation: Literal["auto"] | Count = setting(
@@ -64,14 +64,14 @@ class Batch(Section):
     )
     eval_micro: Literal["auto"] | Count = setting(
         "auto",
-        "Samples per rank in one evaluation pass; `auto` is `micro`, or at most 8 where that is yet to be found.",
+        "Samples per rank in one evaluation pass; `auto` is `micro`, or at most 8 while that is unknown.",
         unit="samples",
         flag="per_device_eval_batch_size",
     )
 
     def _contradictions(self) -> Iterator[str]:
         if self.memory_mib is not None and self.micro != "auto":
-            yield "memory_mib bounds what micro: auto looks for, and micro is not auto"
+            yield "memory_mib limits the search of micro: auto, and micro is not auto"
 
 
 class Compile(Section):
@@ -82,15 +82,15 @@ class Compile(Section):
     enabled: bool = setting(False, "Compile the model.", flag="torch_compile")
     backend: str = setting("inductor", "A backend that the installed torch lists.", flag="torch_compile_backend")
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = setting(
-        "default", "Trade of compile time for speed, with the backend `inductor`.", flag="torch_compile_mode"
+        "default", "How much compile time to spend for speed, with the backend `inductor`.", flag="torch_compile_mode"
     )
     dynamic: bool | None = setting(
-        None, "Whether sizes may change without compiling again; null lets torch find out by compiling a second time."
+        None, "Whether sizes may change without recompilation; null lets torch decide when it compiles a second time."
     )
     scope: Literal["auto", "model", "blocks"] = setting(
         "auto",
-        "`model` compiles it as a whole, `blocks` each transformer block, which compiles faster; `auto` is the whole, "
-        "but blocks under fsdp and zero3.",
+        "`model` compiles the whole model, `blocks` each transformer block, which compiles faster; `auto` is `model`, "
+        "but `blocks` under fsdp and zero3.",
     )
 
 
@@ -100,15 +100,17 @@ class GradientCheckpointing(Section):
     short_form: ClassVar[str] = "every"
 
     every: bool | Count = setting(
-        False, "Which blocks recompute their activations in backward: `true` every one, `n` every n-th, `false` none."
+        False, "Which blocks recompute their activations in backward: `true` all, `n` every n-th, `false` none."
     )
     selective: bool = setting(
-        False, "Keep what matrix products and attention gave, and recompute the rest: most of the memory, less time."
+        False,
+        "Keep the results of matrix products and attention, and recompute the rest: saves most of the "
+        "memory, in less time.",
     )
 
     def _contradictions(self) -> Iterator[str]:
         if self.selective and not self.every:
-            yield "selective: true chooses inside the blocks that every chooses, and every is false"
+            yield "selective: true applies within the blocks that every selects, and every is false"
 
 
 class Efficiency(Section):
@@ -120,17 +122,17 @@ class Efficiency(Section):
     compile: Compile = section(Compile, "torch.compile.")
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = setting(
         "auto",
-        "`sdpa` is torch's fused scaled-dot-product attention, `eager` the written-out one, `flash_attention_2` is "
-        "the package flash-attn's, for models of transformers on CUDA; `auto` is `sdpa` where the model has it.",
+        "`sdpa` is torch's fused scaled-dot-product attention, `eager` the unfused one, `flash_attention_2` is "
+        "the package flash-attn's, for models of transformers on CUDA; `auto` is `sdpa` if the model supports it.",
     )
 
 
 class Optimizer(Section):
-    """How gradients become updates. Biases, norms and other one-dimensional parameters are not decayed."""
+    """The optimizer. Biases, norms and other one-dimensional parameters are not decayed."""
 
     name: OptimizerName | ImportPath = setting(
         "adamw_torch",
-        "Optimizer: a name, or any class by its import path `pkg.mod:Class`, made as Class(groups, lr=lr, **args).",
+        "Optimizer: a name, or any class by its import path `pkg.mod:Class`, created as Class(groups, lr=lr, **args).",
         flag="optim",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Further arguments of the optimizer's class, by name.")
@@ -148,7 +150,7 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """Learning rate over the run."""
+    """The learning-rate schedule."""
 
     name: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
         "cosine", "Shape after warm-up; `constant` has no warm-up.", flag="lr_scheduler_type"
@@ -158,21 +160,22 @@ class Schedule(Section):
 
 
 class Train(Section):
-    """The loop."""
+    """The training loop."""
 
     loss: ImportPath | None = setting(
         None,
-        "A loss of the user's own, `pkg.mod:name`, called as name(outputs, inputs) with what the model gives and the "
+        "Your own loss, `pkg.mod:name`, called as name(outputs, inputs) with the model's outputs and the "
         "batch as a mapping by name; it returns one number. null is the model's own loss.",
     )
     loss_reduction: Literal["mean", "sum"] = setting(
         "mean",
-        "What that number, or the one that a model of the user's own returns, is over the counted targets of the "
-        "batch: `targets` or `labels` that are not -100, or without either its samples.",
+        "Whether that number, or the one that your own model returns, is the mean or the sum over the counted "
+        "targets of the "
+        "batch: `targets` or `labels` that are not -100, or without either the samples.",
     )
     steps: Annotated[int, Field(ge=0, le=MOST)] | None = setting(
         None,
-        "Optimizer steps; wins over `epochs`; 0 only evaluates what is resumed, or the untrained model.",
+        "Optimizer steps; overrides `epochs`; 0 only evaluates the resumed checkpoint, or the untrained model.",
         unit="steps",
         flag="max_steps",
     )
@@ -180,11 +183,13 @@ class Train(Section):
         None, "Passes over the data; the built-in trainer needs `steps` or `epochs`.", flag="num_train_epochs"
     )
     seed: int = setting(0, "Seed of weights, data order and dropout.", ge=0, lt=2**63, flag="seed")
-    max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm; 0 never.", ge=0, flag="max_grad_norm")
+    max_grad_norm: float = setting(
+        1.0, "Gradients are clipped to this norm; 0 disables clipping.", ge=0, flag="max_grad_norm"
+    )
     deterministic: bool = setting(
         False,
-        "Bit-equal runs on the same machine, on CUDA too, where runs are equal up to rounding without it: "
-        "deterministic algorithms only, also of inductor's, and an error where an operation has none.",
+        "Bit-equal runs on the same machine, even on CUDA, where runs are otherwise equal up to rounding: "
+        "deterministic algorithms only, including inductor's, and an error for an operation without one.",
         flag="full_determinism",
     )
 
@@ -193,14 +198,15 @@ class Eval(Section):
     """Evaluation on held-out data."""
 
     every_steps: int = setting(
-        0, "Evaluate every so many steps and at the end; 0 never.", unit="steps", ge=0, flag="eval_steps"
+        0, "Evaluate every so many steps and at the end; 0 is never.", unit="steps", ge=0, flag="eval_steps"
     )
     batches: Count = setting(
-        20, "Evaluation passes of `eval_micro` samples, shared by the ranks: the same samples on any number of ranks."
+        20,
+        "Evaluation passes of `eval_micro` samples, divided among the ranks: the same samples on any number of ranks.",
     )
     patience: int = setting(
         0,
-        "Stop after so many evaluations in a row without a new lowest loss; 0 never.",
+        "Early stopping after so many evaluations in a row without a new lowest loss; 0 is never.",
         unit="evaluations",
         ge=0,
         flag="early_stopping_patience",
@@ -214,13 +220,13 @@ class Predict(Section):
 
     split: Literal["none", "validation", "train", "all"] = setting(
         "none",
-        "Samples for which the end of a run writes what the model predicts to predictions.jsonl: the label with all "
+        "Samples for which the run writes the model's predictions to predictions.jsonl at its end: the label with all "
         "probabilities, or the loss.",
     )
     tokens: int = setting(
         0,
-        "Tokens that a model of task seq2seq_lm writes for each source at most, beside the loss of its target: the "
-        "likeliest, or as the generation_config.json of its folder says. 0 writes none.",
+        "Most tokens that a model of task seq2seq_lm generates for each source, in addition to its target's loss: the "
+        "likeliest, or by the generation_config.json of its folder. 0 generates nothing.",
         unit="tokens",
         ge=0,
     )
@@ -233,19 +239,19 @@ class PushToHub(Section):
 
     repo: str | None = setting(
         None,
-        "Model repository `owner/name` that the run uploads to, and makes where it does not exist; null uploads "
+        "Model repository `owner/name` that the run uploads to, and creates if necessary; null uploads "
         "nothing. The token is that of HF_TOKEN, or of `hf auth login`.",
         flag="hub_model_id",
     )
     strategy: Literal["end", "every_save", "checkpoint", "all"] = setting(
         "end",
-        "`end`: the weights that the run ends with; `every_save`: the weights of each checkpoint; `checkpoint`: and "
-        "the newest checkpoint, to resume from, as last-checkpoint; `all`: and every checkpoint.",
+        "`end`: the final weights; `every_save`: the weights of each checkpoint; `checkpoint`: also "
+        "the newest checkpoint, to resume from, as last-checkpoint; `all`: also every checkpoint.",
         flag="hub_strategy",
     )
     private: bool | None = setting(
         None,
-        "Whether only its owner sees the repository; null is what its owner makes by default.",
+        "Whether only its owner can see the repository; null is the owner's default.",
         flag="hub_private_repo",
     )
 
@@ -255,14 +261,15 @@ class Checkpoint(Section):
 
     every_steps: int = setting(
         0,
-        "Save every so many steps, and at the end; 0 only when asked by SIGUSR1.",
+        "Save every so many steps, and at the end; 0 is only on SIGUSR1.",
         unit="steps",
         ge=0,
         flag="save_steps",
     )
-    keep: int = setting(2, "How many of the newest checkpoints stay; 0 keeps all.", ge=0, flag="save_total_limit")
+    keep: int = setting(2, "How many of the newest checkpoints to keep; 0 keeps all.", ge=0, flag="save_total_limit")
     keep_best: bool = setting(
-        False, "Save whenever the evaluation loss is the lowest so far, and keep that checkpoint besides the newest."
+        False,
+        "Save whenever the evaluation loss is the lowest so far, and keep that checkpoint in addition to the newest.",
     )
     asynchronous: bool = setting(
         False,
@@ -272,36 +279,36 @@ class Checkpoint(Section):
     resume: str = setting(
         "never",
         "`never`; `auto`: the newest complete checkpoint of an earlier run of this name with the same training "
-        "settings; or a path: under other training settings the plan warns, and the run goes on from its step with "
+        "settings; or a path: with other training settings the plan warns, and the run continues from its step with "
         "its weights and optimizer state and the recipe's settings.",
         flag="resume_from_checkpoint",
         reads="folder",
-        missing="set it to auto, which takes the newest checkpoint that fits",
+        missing="set it to auto, which takes the newest matching checkpoint",
         words=("never", "auto"),
         min_length=1,
     )
-    push_to_hub: PushToHub = section(PushToHub, "Upload to the Hugging Face Hub, beside the training.")
+    push_to_hub: PushToHub = section(PushToHub, "Upload to the Hugging Face Hub, during training.")
 
 
 class Profile(Section):
-    """Where the time of a step goes. `profile: 3` is short for `profile: {steps: 3}`."""
+    """Profiling of some steps. `profile: 3` is short for `profile: {steps: 3}`."""
 
     short_form: ClassVar[str] = "steps"
 
     steps: int = setting(
         0,
-        "Steps that rank 0 watches with torch.profiler: time by groups of operators in the summary, and a trace file; "
-        "0 for none. The watched steps are slower.",
+        "Steps that rank 0 profiles with torch.profiler: time by groups of operators in the summary, and a trace file; "
+        "0 for none. The profiled steps are slower.",
         unit="steps",
         ge=0,
     )
     after: Count = setting(
-        2, "Steps before the first watched one, of which the last starts the profiler.", unit="steps"
+        2, "Steps before the first profiled one; the last of them starts the profiler.", unit="steps"
     )
 
 
 class Sample(Section):
-    """Text generated at the end of a run, to look at."""
+    """Text generated at the end of a run."""
 
     prompt: str = setting("", "Text to continue; empty generates nothing.", lines=True)
     tokens: Count = setting(200, "Tokens to generate.", unit="tokens")
