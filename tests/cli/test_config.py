@@ -192,7 +192,7 @@ def test_answers_are_kept_in_the_working_folder_where_that_of_the_recipe_cannot_
 def test_answers_that_no_file_can_keep_are_shown(trainkit: Trainkit) -> None:
     done = trainkit("config", "--output", f"/proc/{'x' * 245}.yaml", stdin="builtin\ncpu-2\n")
     assert done.returncode == 2
-    assert "your answers cannot be kept" in done.stdout
+    assert "your answers cannot be saved" in done.stdout
     assert yaml.safe_load(done.stdout.partition("file with these lines:\n")[2])["nodes"] == {"processes_per_node": 2}
 
 

@@ -40,7 +40,7 @@ def test_gpus_shows_each_card_with_who_is_on_it_and_which_run_holds_it(trainkit:
         far.release()
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "3 cards, driver 580.82.07 (CUDA 13.0)" in lines[0]
+    assert "3 GPUs, driver 580.82.07 (CUDA 13.0)" in lines[0]
     assert " 0  NVIDIA A100-SXM4-80GB" in lines
     assert any("██████░░░░░░░░░░   30.0 of 80.0 GiB · 93 % busy · 61 °C · 312 of 400 W" in line for line in lines)
     assert any(f"{card(0)['uuid']}  00000000:01:00.0" in line for line in lines)
@@ -144,7 +144,7 @@ def test_env_has_what_a_bug_report_needs_and_no_secret(trainkit: Trainkit, cards
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     for line in ("HF_TOKEN ***", "NCCL_DEBUG WARN", "NCCL_X http://***@host/", "torch 2.13.0"):
         assert line in lines, done.stdout
-    shown = next(line for line in lines if line.startswith("card 0 NVIDIA A100-SXM4-80GB, 80.0 GiB, 79.5 free"))
+    shown = next(line for line in lines if line.startswith("GPU 0 NVIDIA A100-SXM4-80GB, 80.0 GiB, 79.5 free"))
     assert shown.endswith(f", 400 W at most, 1410 MHz at most, {card(0)['uuid']}, 00000000:01:00.0")
     assert any(line.startswith("driver 580.82.07") for line in lines)
     told = json.loads(trainkit("env", "--json", environ=environ).stdout)
@@ -223,7 +223,7 @@ def test_a_profile_is_copied_edited_and_planned_for(trainkit: Trainkit, tmp_path
         ("- a", "mine.yaml is not a machine profile"),
         ("memory_gib: many", "memory_gib is not a number up to 100,000"),
         ("memory_gib: 1.0e+30", "memory_gib is not a number up to 100,000"),
-        ("memory_gib: 64\ncards: {count: 2}", "cards.memory_gib is no number"),
+        ("memory_gib: 64\ncards: {count: 2}", "cards.memory_gib is not a number"),
         ("memory_gib: 64", "`cpu_cores` is missing"),
         ("memory_gib: 64\ncpu_cores: 4\nwheels: 4", "unknown key `wheels`"),
         (None, "mine.yaml cannot be read: No such file or directory"),

@@ -252,7 +252,7 @@ def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files
 def test_what_a_tool_is_not_told_is_named(trainkit: Trainkit) -> None:
     done = trainkit("plan", "zero2", "--export", "deepspeed")
     assert done.returncode == 0, done.stderr
-    assert "unsupported by deepspeed, left out: model.layers" in done.stderr
+    assert "not supported by deepspeed, left out: model.layers" in done.stderr
     assert "optimizer.lr" not in done.stderr
     assert '"lr": 0.003' in done.stdout
 

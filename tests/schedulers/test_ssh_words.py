@@ -180,5 +180,5 @@ def test_what_ssh_takes_for_the_name_of_an_option_is_not_run_by_a_dry_run(
 ) -> None:
     (tmp_path / "r.yaml").write_text(recipe(hosts=["gpu1"], options=[f"-o{option}"]))
     done = trainkit("submit", "r.yaml", "--dry-run")
-    assert "no host is asked" in done.stderr or f"cluster.options has {option!r} behind -o" in done.stderr
+    assert "no host is contacted" in done.stderr or f"cluster.options has {option!r} behind -o" in done.stderr
     assert not (tmp_path / "PWNED").exists()
