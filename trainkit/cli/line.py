@@ -118,14 +118,6 @@ def _is_key(word: str) -> bool:
 
 def _overrides() -> ModuleType:
     """The module that reads overrides; with it the recipe's schema is built."""
-    # Keeps pydantic from searching all installed packages for plugins of its own, which takes 5 to 10 ms.
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    given = os.environ.get(name)
-    os.environ[name] = "__all__"
-    try:
-        from trainkit.recipe import flags
-    finally:  # ranks inherit the environment, and a user's script may want its plugins
-        os.environ.pop(name)
-        if given is not None:
-            os.environ[name] = given
+    from trainkit.recipe import flags
+
     return flags

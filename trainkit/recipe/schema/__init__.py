@@ -5,7 +5,7 @@ No module of it postpones its annotations: pydantic would compile each from its 
 
 from typing import Literal
 
-from trainkit.recipe.schema.base import Section, section, setting
+from trainkit.recipe.schema.base import Section, section, setting, without_plugins
 from trainkit.recipe.schema.cluster import (
     Apptainer,
     Cluster,
@@ -80,4 +80,5 @@ class Recipe(Section):
     output: Output = section(Output, "Where runs write their files.")
 
 
-Recipe.model_rebuild()
+with without_plugins():
+    Recipe.model_rebuild()

@@ -81,7 +81,7 @@ def activations(context: Context) -> float | None:
 def memory_advice(context: Context) -> Iterator[Diagnostic]:
     """For the native model on cards: its size is known. Adapters and formats of less than 32 bits train with less."""
     recipe = context.recipe
-    size = parameters(recipe.model.model_dump(include={"kind", "hidden_size", "layers", "vocab_size"}))
+    size = parameters(vars(recipe.model))
     dense = not getattr(getattr(recipe.model, "moe", None), "experts", 0)
     usual = recipe.peft.kind == "none" and recipe.precision.weights == "fp32"
     if not context.cards or size is None or not (dense and usual):
