@@ -75,7 +75,7 @@ def test_nodes_run_in_an_image_and_go_on_without_the_one_that_is_lost(
     assert {node: names(cluster, node) for node in NODES} == {
         "tk1": [f"trainkit-{run}-1-0"], "tk2": [f"trainkit-{run}-1-1"], "tk3": []
     }  # fmt: skip
-    assert "another run is at it" not in job.said, "nodes share a home, and have images of their own"
+    assert "another run is doing this" not in job.said, "nodes share a home, and have images of their own"
     commands = "".join(cluster.slurm.run("ps", "-eo", "args", on=node).stdout for node in NODES)
     assert f"trainkit-{run}-1-1" in commands and SECRET not in commands
     pids = read_json(job.folder / "attempts" / "1" / "nodes" / "1.json")["pids"]

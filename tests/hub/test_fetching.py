@@ -309,7 +309,7 @@ def test_two_runs_at_once_fetch_once(
     told = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert hub.sent("owner/small", WEIGHTS) == size
-    assert any("another run is at it" in each for each in told)
+    assert any("another run is doing this" in each for each in told)
     assert any(" of 24" in each and "MiB" in each for each in told)  # how far it is
 
 

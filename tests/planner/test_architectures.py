@@ -81,7 +81,7 @@ def test_weights_that_are_quantised_already_are_refused_before_they_are_fetched(
 ) -> None:
     settings = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     found = refused(of_folder(solve, settings, "causal_lm", more), machine)[0]
-    assert (found.key, found.what) == ("model.path", "model.path: the weights in /models/it are quantised already")
+    assert (found.key, found.what) == ("model.path", "model.path: the weights in /models/it are already quantised")
 
 
 @pytest.mark.parametrize(

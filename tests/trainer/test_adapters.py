@@ -195,7 +195,7 @@ def test_adapters_of_a_native_model_say_which_model_they_stand_beside(
 def test_a_run_without_adapters_has_none_to_export(make_settings: MakeSettings, tmp_path: Path) -> None:
     settings = make_settings(**SHORT)
     trained(settings)
-    with pytest.raises(TrainingError, match="of a run without adapters"):
+    with pytest.raises(TrainingError, match="belongs to a run without adapters"):
         export_adapters(saved(settings), tmp_path / "adapters")
     assert not (tmp_path / "adapters").exists()
 

@@ -56,7 +56,7 @@ def test_what_has_taken_the_name_of_the_metrics_is_not_written_through(
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "other")
     with caplog.at_level(logging.WARNING), closing(Metrics(tmp_path, [], main=True)) as metrics:
         metrics.write({"step": 1})
-    assert "metrics.jsonl cannot be written, the run goes on without it" in caplog.text
+    assert "metrics.jsonl cannot be written, the run continues without it" in caplog.text
     assert (tmp_path / "other").read_text() == "precious"
 
 

@@ -206,7 +206,7 @@ def test_a_folder_of_quantised_weights_is_refused(
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (Path(folder) / "config.json").write_text(json.dumps(config))
     for bits in (0, 4):
-        with pytest.raises(TrainingError, match="are quantised already"):
+        with pytest.raises(TrainingError, match="are already quantised"):
             prepared_model(make_settings(model={"kind": "hf", "path": folder, "quantize": bits}))
 
 

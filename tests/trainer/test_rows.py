@@ -111,7 +111,7 @@ def test_several_files_are_read_in_order(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"text": "ab"}\n{"text": ', "{path}:2 is not JSON"),
-        ('{"text": "ab"}\n[1]\n', "{path}:2 is not an object"),
+        ('{"text": "ab"}\n[1]\n', "{path}:2 is not a JSON object"),
         ('{"text": "ab"}\n\n{"txt": "ab"}\n', "{path}:3: field 'text' is missing"),
         ('{"text": 7}\n', "{path}:1: field 'text' is no text"),
         ('{"text": ""}\n', "{path}:1: field 'text' is empty"),
@@ -156,8 +156,8 @@ def test_labels_by_name_are_numbered_in_order_and_said(tmp_path: Path) -> None:
     [
         ({"text": "b", "mood": "so-so"}, r"a\.jsonl:2: label 'so-so' is not in data.labels: pos, neg"),
         ({"text": "b", "mood": -1}, r"a\.jsonl:2: field 'mood' has label -1"),
-        ({"text": "b", "mood": 0.5}, r"a\.jsonl:2: field 'mood' is no label"),
-        ({"text": "b", "mood": None}, r"a\.jsonl:2: field 'mood' is no label"),
+        ({"text": "b", "mood": 0.5}, r"a\.jsonl:2: field 'mood' is not a label"),
+        ({"text": "b", "mood": None}, r"a\.jsonl:2: field 'mood' is not a label"),
         ({"text": "b"}, r"a\.jsonl:2: field 'mood' is missing"),
         ({"text": "b", "mood": 1}, r"a\.jsonl:2: label 1 is a number, but the label of .*a\.jsonl:1 is a name"),
     ],

@@ -83,7 +83,7 @@ def test_weights_are_cast_once_for_all_micro_steps_and_the_gradients_stay(
     casts, slopes = [], []
     for kept in (True, False):
         if not kept:
-            monkeypatch.setattr(loop, "casts_kept", contextlib.nullcontext)
+            monkeypatch.setattr(loop, "cached_casts", contextlib.nullcontext)
         parts = accumulating(make_settings, precision={"dtype": "bf16"}, train={"max_grad_norm": 0.0})
         monkeypatch.setattr(parts.strategy, "update", lambda rate: 0.0)  # gradients stay to be looked at
         batch = next(batches(parts, 0))

@@ -170,7 +170,9 @@ class Kubernetes(Scheduler):
             yield error("cluster.image", "cluster.image is missing", hint, why="pods are made of an image")
         if recipe.container.kind != "none":
             hint = "leave container out; cluster.image names the image"
-            yield error("container", f"container.kind is {recipe.container.kind}", hint, why="pods are containers")
+            yield error(
+                "container", f"container.kind is {recipe.container.kind}", hint, why="pods are containers already"
+            )
         for volume in section.volumes:
             if not VOLUME.fullmatch(volume):
                 hint = "write the claim and the folder where pods see it: claim:/data"

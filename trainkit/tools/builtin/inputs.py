@@ -80,7 +80,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 def quantized_already(folder: str) -> tuple[str, str]:
     """What is in the way where a model's config.json has a `quantization_config`, and what to do about it."""
-    what = f"model.path: the weights in {folder} are quantised already"
+    what = f"model.path: the weights in {folder} are already quantised"
     return what, "name the model in 16 or 32 bits; model.quantize: 4 quantises it"
 
 

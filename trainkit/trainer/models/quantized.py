@@ -63,7 +63,7 @@ def reading_options(inner: nn.Module, asked: Quantize, device: str) -> dict[str,
 
 
 def refuse_quantized(config: Any, folder: str) -> None:
-    """TrainingError for a folder whose weights are quantised already: transformers takes those as they are."""
+    """TrainingError for a folder whose weights are already quantised: transformers takes those as they are."""
     if getattr(config, "quantization_config", None) is not None:
         what, hint = quantized_already(folder)
         raise TrainingError(what, hint=hint)
