@@ -24,7 +24,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
+class Incompatibility:
     """Strategies and devices with which programs cannot use it. Both have to fit; empty fits all."""
 
     reason: str
@@ -62,7 +62,7 @@ class Optimizer:
     fixed_on: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     fixed_sharded: Mapping[str, object] = field(default_factory=dict)
     requires: Package | None = None
-    unsupported: tuple[Unsupported, ...] = ()
+    unsupported: tuple[Incompatibility, ...] = ()
     deepspeed: str = ""
     hf: tuple[str, ...] = ()
     hf_args: Mapping[str, str] = field(default_factory=dict)
@@ -82,12 +82,12 @@ class Optimizer:
 
 ADAM: Mapping[str, str | tuple[str, ...]] = {"betas": ("beta1", "beta2"), "eps": "eps"}
 _TWO_MOMENTS = "8 bytes of state per parameter"
-_WHOLE_TENSORS = Unsupported(
+_WHOLE_TENSORS = Incompatibility(
     "its kernels take whole tensors, and fsdp hands it sharded ones (DTensor)",
     "optimizer.name: adamw_torch_fused, or strategy.kind: ddp",
     strategies=("fsdp",),
 )
-_XLA = Unsupported(
+_XLA = Incompatibility(
     "this optimizer has no step for XLA", "optimizer.name: adamw_torch", devices=("xla",), programs=("hf",)
 )
 _APEX = (
@@ -133,7 +133,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         requires=Package("apex", "0.1", install=_APEX),
         unsupported=(
             _WHOLE_TENSORS,
-            Unsupported("apex's kernels run on CUDA only", "optimizer.name: adamw_torch_fused", devices=("cpu", "mps")),
+            Incompatibility(
+                "apex's kernels run on CUDA only", "optimizer.name: adamw_torch_fused", devices=("cpu", "mps")
+            ),
         ),
         hf=MOMENTS,
         hf_until="5.0",
@@ -148,7 +150,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         fixed_sharded={"triton": False},  # its kernels, the default on CUDA, take whole tensors
         requires=Package("torch-optimi", "0.2"),
         unsupported=(
-            Unsupported(
+            Incompatibility(
                 "ZeRO-3 calls the optimizer once for each group of parameters, and this one counts each call as a "
                 "step of all: its bias correction comes out wrong",
                 "optimizer.name: adamw_torch, or strategy.kind: fsdp or zero2",
@@ -170,12 +172,12 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         requires=Package("bitsandbytes", "0.50"),
         unsupported=(
             _WHOLE_TENSORS,
-            Unsupported(
+            Incompatibility(
                 "DeepSpeed hands the optimizer one flat vector per rank, in which embeddings cannot be kept in 32-bit",
                 "optimizer.name: adamw_torch, or strategy.kind: ddp",
                 strategies=ZERO,
             ),
-            Unsupported(
+            Incompatibility(
                 "bitsandbytes has no 8-bit optimizer for MPS",
                 "optimizer.name: adafactor, or adamw_torch",
                 devices=("mps",),
@@ -194,12 +196,12 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         "slower update, no momentum",
         "8-bit state does not fit either; tune the learning rate again",
         unsupported=(
-            Unsupported(
+            Incompatibility(
                 "torch's Adafactor needs the norms of whole matrices, and has no rule for sharded ones (DTensor)",
                 "optimizer.name: adamw_torch, or strategy.kind: ddp",
                 strategies=("fsdp",),
             ),
-            Unsupported(
+            Incompatibility(
                 "DeepSpeed hands the optimizer one flat vector per rank, in which there are no rows and columns to "
                 "factor",
                 "optimizer.name: adamw_torch, or strategy.kind: ddp",
@@ -222,7 +224,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         "sparse features",
         state_bytes=4,
         unsupported=(
-            Unsupported(
+            Incompatibility(
                 "DeepSpeed makes torch's Adagrad again without its parameter groups, and then fails",
                 "optimizer.name: sgd or adamw_torch, or strategy.kind: fsdp",
                 strategies=ZERO,

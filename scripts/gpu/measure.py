@@ -349,11 +349,11 @@ def sampling(asked: Asked) -> dict[str, Any]:
     """CPU and wall milliseconds of one sample of cards.jsonl."""
     import pynvml
 
-    from trainkit.launch_plan.model import Card
+    from trainkit.launch_plan.model import PlannedGpu
     from trainkit.runner.report.gpu_watch import GpuWatch
 
     uuid = nvml.text(pynvml.nvmlDeviceGetUUID(nvml.handle(shown_card())))
-    watch = GpuWatch([Card(0, uuid, "")], asked.scratch / "cards.jsonl")
+    watch = GpuWatch([PlannedGpu(0, uuid, "")], asked.scratch / "cards.jsonl")
     if not watch.open():
         return {"problems": ["NVML does not know the card by its UUID"], "said": ""}
     cpu, wall = [], []

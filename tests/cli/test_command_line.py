@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trainkit import __version__
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.cli.line import split_line
 from trainkit.launch_plan.model import plan_from_json, plan_to_json
 
@@ -283,8 +283,8 @@ def test_data_and_checkpoints_that_are_not_there_block_a_run_before_it_starts(
 def test_a_folder_holds_what_the_trainer_would_find_in_it(tmp_path: Path, pattern: str, holds: bool) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.py").touch()
-    assert Disk().holds(str(tmp_path), pattern) is holds
-    assert Disk().holds(str(tmp_path / "deep" / "a.py"), pattern)  # which is no folder
+    assert FileSystem().holds(str(tmp_path), pattern) is holds
+    assert FileSystem().holds(str(tmp_path / "deep" / "a.py"), pattern)  # which is no folder
 
 
 def test_run_refuses_what_this_machine_cannot_run_before_anything_starts(

@@ -15,7 +15,7 @@ from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.launching import program_argv
-from trainkit.tools.base.draft import ImportContext
+from trainkit.tools.base.imported_recipe import ImportContext
 
 HERE = "/here"
 

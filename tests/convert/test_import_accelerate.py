@@ -9,7 +9,7 @@ import pytest
 from tests.convert.reading import checked, comments, imported, read, refusal, settings
 from tests.made_up_recipes import MemoryFiles
 from trainkit.convert.importing import recipe_text
-from trainkit.tools.base.draft import Draft, ImportContext
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe
 
 # (a) to (d) as `accelerate config` wrote them at the time of the guides.
 TWO_MACHINES = """\
@@ -349,7 +349,7 @@ def test_a_remark_is_noted_in_a_time_that_does_not_grow_with_those_before_it() -
         def __contains__(self, _: object) -> bool:
             raise AssertionError("all remarks are searched")
 
-    draft = Draft(remarks=Texts())
+    draft = ImportedRecipe(remarks=Texts())
     for text in ("first", "second", "first"):
         draft.remark(text)
     assert [line for line in recipe_text(draft, "/").splitlines() if "- " in line] == ["# - first", "# - second"]

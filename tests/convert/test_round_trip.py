@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.convert.reading import checked
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.cli.machines import machine_facts
 from trainkit.convert.exporting import EXPORTS, carried, exceptions, export, unfit
 from trainkit.errors import RecipeError
@@ -27,10 +27,10 @@ from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import lies_in
 from trainkit.recipe.schema.launching import program_argv
-from trainkit.tools.base.draft import ImportContext
+from trainkit.tools.base.imported_recipe import ImportContext
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
-SHIPPED = Disk().shipped()
+SHIPPED = FileSystem().shipped()
 RECIPES = sorted(name for name in SHIPPED if name.startswith("recipes/"))
 PRESETS = {part: sorted(name for name in SHIPPED if name.startswith(f"{part}/")) for part in ("strategy", "precision")}
 DEVICES = {"devices/cpu": "laptop-cpu", "devices/mps": "m3-max", "devices/single-gpu": "1x4090"}
@@ -166,7 +166,7 @@ def planned(case: Case, cwd: Path) -> Context:
     if case.recipe in OWN:
         (cwd / "own.yaml").write_text(f"version: 1\n{OWN[case.recipe]}")
     request = Request(recipe=path, cwd=str(cwd), presets=case.presets, variant=case.variant)
-    return decide(resolve(request, Disk()), facts(case.machine), ())[0]
+    return decide(resolve(request, FileSystem()), facts(case.machine), ())[0]
 
 
 def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
@@ -177,10 +177,10 @@ def read_back(tool: str, context: Context, cwd: Path) -> Resolved:
     script = context.recipe.program.script if MAIN[tool] != "command.sh" else None
     program = (script, *program_argv(context.recipe.program.args)) if script else ()
     kind = context.recipe.program.kind if program else None
-    there = ImportContext(Disk(), str(cwd))
+    there = ImportContext(FileSystem(), str(cwd))
     text = checked([f"out/{MAIN[tool]}"], there, str(cwd / "back.yaml"), program=program, kind=kind)
     (cwd / "back.yaml").write_text(text)
-    return resolve(Request(recipe=str(cwd / "back.yaml"), cwd=str(cwd)), Disk())
+    return resolve(Request(recipe=str(cwd / "back.yaml"), cwd=str(cwd)), FileSystem())
 
 
 def value(resolved: Resolved, key: str) -> Any:
@@ -309,7 +309,7 @@ def decided(folder: Path, recipe: str, machine: str = "2x3090", transformers: st
     (folder / "recipe.yaml").write_text(f"version: 1\n{recipe}")
     there = facts(machine)
     there = dataclasses.replace(there, packages={**there.packages, "transformers": transformers})
-    return decide(resolve(Request(recipe=str(folder / "recipe.yaml"), cwd=str(folder)), Disk()), there, ())[0]
+    return decide(resolve(Request(recipe=str(folder / "recipe.yaml"), cwd=str(folder)), FileSystem()), there, ())[0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pexpect
 
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
@@ -75,7 +75,7 @@ def converse(child: Any, **typed: str) -> list[str]:
 
 def planned(folder: Path, facts: Facts, recipe: str = "recipe.yaml") -> Plan:
     """The plan of the recipe on a machine."""
-    return build_plan(resolve(Request(recipe, str(folder)), Disk()), facts).plan
+    return build_plan(resolve(Request(recipe, str(folder)), FileSystem()), facts).plan
 
 
 def contents(plan: Plan, name: str) -> Any:

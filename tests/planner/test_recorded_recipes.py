@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.made_up_recipes import MemoryFiles
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.errors import RecipeError
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
@@ -22,7 +22,7 @@ from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.runner.nodes.assembly import comparable_leaves
 from trainkit.schedulers.jobs.node import BOUND_HERE, SAID
 
-SHIPPED = Disk().shipped()
+SHIPPED = FileSystem().shipped()
 RECIPES = [name for name in SHIPPED if name.startswith("recipes/")]
 PROGRAMS = ("torch", "hf", "accelerate", "deepspeed")
 # "corners" is a preset of these tests, which sets two corners of the batch above a recipe that may have the third.

@@ -33,7 +33,7 @@ def advised(layered: Layered, facts: Facts, strategy: Any, model: Any, **recipe:
 def test_what_fits_on_one_card_needs_no_dividing(layered: Layered, machine: Machine, strategy: str) -> None:
     (found,) = advised(layered, machine(2, V100), strategy, MEDIUM)
     assert found.severity == "note"
-    assert "the model's 303 M parameters fit on one card with gradients, optimizer state and activations" in found.what
+    assert "the model's 303 M parameters fit on one GPU with gradients, optimizer state and activations" in found.what
     assert f"MiB or less for batch.micro 8): {strategy} makes room" in found.what
     assert found.hint == "set strategy.kind to ddp, which is faster"
     assert advised(layered, machine(2, V100), "ddp", MEDIUM) == []

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from trainkit.cli.disk import Disk, shipped_root
+from trainkit.cli.file_system import FileSystem, shipped_root
 from trainkit.errors import TrainkitError
 from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
@@ -22,7 +22,7 @@ from trainkit.recipe.validate import PATTERN_WORDS, expected
 from trainkit.recipe.yaml_writer import recipe_yaml, resolved_yaml
 
 Solve = Callable[..., Resolved]
-SHIPPED = Disk().shipped()
+SHIPPED = FileSystem().shipped()
 PRESETS = [name for name in SHIPPED if not name.startswith("recipes/")]
 SHORT = "train: {steps: 3}\n"
 
@@ -53,14 +53,14 @@ def test_every_shipped_file_satisfies_the_json_schema(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_resolves_and_starts_with_a_sentence(name: str) -> None:
-    resolved = resolve(Request(None, "/", presets=(name,), overrides=("train.steps=1",)), Disk())
+    resolved = resolve(Request(None, "/", presets=(name,), overrides=("train.steps=1",)), FileSystem())
     assert not resolved.warnings
     assert Path(SHIPPED[name]).read_text(encoding="utf-8").startswith("# ")
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("recipes/")])
 def test_a_shipped_recipe_that_may_train_on_cards_says_in_which_format(name: str) -> None:
-    resolved = resolve(Request(SHIPPED[name], "/"), Disk())
+    resolved = resolve(Request(SHIPPED[name], "/"), FileSystem())
     recipe = resolved.recipe
     if recipe.program.kind == "builtin" and recipe.devices.type != "cpu":
         assert resolved.given("precision.dtype") is not None
@@ -185,7 +185,7 @@ def test_the_table_of_the_schema_knows_its_special_places() -> None:
 
 
 def test_the_disk_reads_what_is_there_and_says_what_is_not(tmp_path: Path) -> None:
-    disk = Disk()
+    disk = FileSystem()
     (tmp_path / "a").write_bytes(b"x" * 5_000_000)
     assert len(disk.read(str(tmp_path / "a"))) == 4 * 1024 * 1024 + 1
     for path, error in ((tmp_path / "gone", FileNotFoundError), (tmp_path, IsADirectoryError)):
@@ -200,6 +200,6 @@ def test_a_folder_or_a_huge_file_as_recipe_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "huge.yaml").write_bytes(b"a: 1\n" * 2_100_000)
     for name, words in (("huge.yaml", "at most 4,194,304"), (".", "is a folder")):
         with pytest.raises(TrainkitError) as caught:
-            resolve(Request(name, str(tmp_path), overrides=("train.steps=1",)), Disk())
+            resolve(Request(name, str(tmp_path), overrides=("train.steps=1",)), FileSystem())
         (found,) = caught.value.diagnostics
         assert words in found.what

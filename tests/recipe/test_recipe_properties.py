@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.made_up_recipes import MemoryFiles
 from trainkit.cli.diagnostics import render_diagnostics
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.errors import RecipeError
 from trainkit.recipe.flags import flags
 from trainkit.recipe.resolve import resolve
@@ -21,7 +21,7 @@ from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.yaml_reader import compose
 from trainkit.recipe.yaml_writer import resolved_yaml
 
-SHIPPED = {name: Path(path).read_text(encoding="utf-8") for name, path in Disk().shipped().items()}
+SHIPPED = {name: Path(path).read_text(encoding="utf-8") for name, path in FileSystem().shipped().items()}
 FULL = (
     "extends: [strategy/fsdp, precision/bf16]\nname: run-${model.layers}\ntrain: {steps: 3, seed: 1}\n"
     "batch: {global: 8, micro: 4}\nenv: {NCCL_DEBUG: WARN}\nenv_from+: [HOME]\ndata:\n  path: [a, b]\n"

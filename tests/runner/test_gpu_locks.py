@@ -19,7 +19,7 @@ from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card, stand_in
 from trainkit.errors import MachineError
 from trainkit.files import try_lock
-from trainkit.launch_plan.model import Card
+from trainkit.launch_plan.model import PlannedGpu
 from trainkit.machine.facts import Hold
 from trainkit.machine.gpu_locks import GpuLocks, holder, path
 from trainkit.runner.report.gpu_watch import GpuWatch
@@ -374,7 +374,7 @@ def test_a_driver_that_hangs_during_a_run_does_not_hold_it_up(
     for name, value in cards(card(0), hangs=600).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())
-    watch = GpuWatch([Card(0, card(0)["uuid"], "A100")], tmp_path / "cards.jsonl")
+    watch = GpuWatch([PlannedGpu(0, card(0)["uuid"], "A100")], tmp_path / "cards.jsonl")
     begin = time.monotonic()
     watch.start()
     watch.close()
@@ -390,7 +390,7 @@ def test_what_a_part_of_a_card_does_not_tell_is_null(
     for name, value in cards(card(0, instances=[part])).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())
-    watch = GpuWatch([Card(0, "MIG-a", "part"), Card(1, "GPU-gone", "gone")], tmp_path / "cards.jsonl")
+    watch = GpuWatch([PlannedGpu(0, "MIG-a", "part"), PlannedGpu(1, "GPU-gone", "gone")], tmp_path / "cards.jsonl")
     assert watch.open()
     told = {"local_rank": 0, "uuid": "MIG-a", "memory_bytes": 6 * GIGABYTE, "utilization": None}
     assert watch.sample() == [told]
@@ -405,7 +405,7 @@ def test_what_the_driver_keeps_for_itself_is_not_counted_as_occupied(
     for name, value in cards(*told).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "pynvml", stand_in())
-    watch = GpuWatch([Card(0, each["uuid"], "A100") for each in told], tmp_path / "cards.jsonl")
+    watch = GpuWatch([PlannedGpu(0, each["uuid"], "A100") for each in told], tmp_path / "cards.jsonl")
     assert watch.open()
     # a driver before 510 does not keep it apart
     assert [each["memory_bytes"] for each in watch.sample()] == [2 * GIGABYTE, 3 * GIGABYTE]

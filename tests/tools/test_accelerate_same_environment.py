@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.convert.reading import checked
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request
 from trainkit.runner.binding import bind, run_values
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.tools.base.draft import ImportContext
+from trainkit.tools.base.imported_recipe import ImportContext
 
 pytestmark = [pytest.mark.torch, pytest.mark.needs("accelerate>=1.15")]
 
@@ -170,7 +170,7 @@ def as_planned(
     launch: Callable[[list[str], Mapping[str, str]], Started], words: list[str], folder: Path, facts: Facts
 ) -> Started:
     """What accelerate's launcher makes of the plan, with the plan's own words, environment and files."""
-    disk = Disk()
+    disk = FileSystem()
     there = ImportContext(disk, str(folder), {"HOME": str(folder)})
     text = checked(words, there, str(folder / "recipe.yaml"))
     (folder / "recipe.yaml").write_text(text)

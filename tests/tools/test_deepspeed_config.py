@@ -12,7 +12,7 @@ from trainkit.errors import Origin, RecipeError
 from trainkit.machine.capability import Dtype
 from trainkit.recipe.resolved import Attachment
 from trainkit.tools.deepspeed.config import Sources, Tree, deepspeed_config
-from trainkit.tools.deepspeed.fields import Reader
+from trainkit.tools.deepspeed.fields import ProgramKind
 
 # What HF's documentation shows for ZeRO-3 with offload, all "auto".
 HF_FILE: dict[str, Any] = {
@@ -161,7 +161,7 @@ def test_a_setting_of_speed_alone_yields_to_the_file_unless_the_recipe_states_it
 
 
 @pytest.mark.parametrize("reader", ["hf", "deepspeed", "accelerate"])
-def test_where_file_and_recipe_are_silent_deepspeeds_own_default_holds(reader: Reader) -> None:
+def test_where_file_and_recipe_are_silent_deepspeeds_own_default_holds(reader: ProgramKind) -> None:
     base = base_of({"zero_optimization": {"stage": 3}})
     content, _ = deepspeed_config(context_of(strategy_of(kind="zero3"), "bf16", base), reader)
     assert content["zero_optimization"] == {"stage": 3}
@@ -178,7 +178,7 @@ def test_beside_a_silent_file_the_trainer_exchanges_as_deepspeed_does_unless_the
 
 
 @pytest.mark.parametrize("reader", ["hf", "accelerate"])
-def test_where_there_is_no_file_inputs_are_cast_to_fp16_as_by_accelerate(reader: Reader) -> None:
+def test_where_there_is_no_file_inputs_are_cast_to_fp16_as_by_accelerate(reader: ProgramKind) -> None:
     precision = {"precision": {"dtype": "fp16"}}
     content, _ = deepspeed_config(context_of(strategy_of() | precision, "fp16"), reader)
     assert content["fp16"]["auto_cast"] is True
@@ -188,7 +188,7 @@ def test_where_there_is_no_file_inputs_are_cast_to_fp16_as_by_accelerate(reader:
 
 
 @pytest.mark.parametrize("reader", ["hf", "accelerate"])
-def test_a_library_is_asked_for_the_clipping_where_there_is_no_file(reader: Reader) -> None:
+def test_a_library_is_asked_for_the_clipping_where_there_is_no_file(reader: ProgramKind) -> None:
     content, _ = deepspeed_config(context_of(strategy_of()), reader)
     assert content["gradient_clipping"] == "auto"
 

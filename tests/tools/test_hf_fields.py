@@ -26,7 +26,7 @@ from trainkit.tools.hf import fields as optimizer
 from trainkit.tools.hf.argv_reader import newest
 from trainkit.tools.hf.fields import BY_NAME, FIELDS, Argument
 from trainkit.tools.hf.fsdp_config import file, read_fsdp_config
-from trainkit.tools.hf.gone import GONE
+from trainkit.tools.hf.removed_arguments import GONE
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.wizard.question import Base, View
 from trainkit.wizard.session import Session, read_base
@@ -73,7 +73,7 @@ def start(tmp_path: Path) -> Start:
 
     def begin(facts: Facts, given: Mapping[str, Any] | None = None, base: str = "") -> Session:
         (tmp_path / "train.py").touch()
-        disk = Disk()
+        disk = FileSystem()
         from_recipe = read_base(base, base, disk, str(tmp_path), {}) if base else Base()
         return Session(View(lambda: facts, disk, str(tmp_path), from_recipe, given or {}))
 

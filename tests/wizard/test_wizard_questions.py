@@ -15,7 +15,7 @@ from trainkit.machine.facts import GpuProcess
 from trainkit.recipe.schema import StrategyKind
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import choices
-from trainkit.tools.builtin.memory import in_words, largest
+from trainkit.tools.builtin.memory import format_parameters, largest
 from trainkit.wizard.question import Question
 from trainkit.wizard.session import Session
 
@@ -63,7 +63,7 @@ def test_room_and_number_format_are_those_of_the_cards_that_were_chosen(
     session, question = to(session, "strategy", where=where)
     memory = 80 if oldest == "A100" else 16
     (zero3,) = (choice for choice in question.choices if choice.word == "zero3")
-    assert f"up to {in_words(largest('zero3', ranks, memory * 1024**3))} parameters" in zero3.note
+    assert f"up to {format_parameters(largest('zero3', ranks, memory * 1024**3))} parameters" in zero3.note
     assert to(session, "precision")[1].default == ("bf16" if oldest == "A100" else "fp16")
 
 
@@ -176,7 +176,7 @@ def test_the_size_that_fits_grows_with_what_is_divided() -> None:
     assert largest("ddp", 8, card) < largest("zero1", 8, card) < largest("zero2", 8, card) < largest("zero3", 8, card)
     assert largest("zero3", 8, card) == 8 * largest("ddp", 1, card)
     assert largest("ddp", 1, 1024**3) == 0
-    assert in_words(999e6) == "999 M"
+    assert format_parameters(999e6) == "999 M"
 
 
 def test_a_model_that_is_known_not_to_fit_gets_a_strategy_that_divides_it(machine: Machine, start: Start) -> None:

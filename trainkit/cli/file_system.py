@@ -16,7 +16,7 @@ MODELINE = "# yaml-language-server: $schema="  # the comment that leads editors 
 MACHINES = "machines"  # profiles to plan for (`--on`), which no recipe extends
 
 
-class Disk:
+class FileSystem:
     """Satisfies :class:`trainkit.recipe.paths.FileChecks`."""
 
     def read(self, path: str) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,18 +72,18 @@ def begins_program(words: Sequence[str]) -> bool:
     word = words[0]
     if is_line(word) or word == MODULE:
         return True
-    if word.startswith("-") or word.endswith(_RECIPES) or f"recipes/{word}" in Disk().shipped():
+    if word.startswith("-") or word.endswith(_RECIPES) or f"recipes/{word}" in FileSystem().shipped():
         return False
     assigned = _ASSIGNMENT.match(word)
     if "=" in word and (not assigned or _is_key(assigned["name"])):
         return False
     # Only now, for the tables of the launchers take time to load.
     from trainkit.convert.command import starts_program
-    from trainkit.tools.base.draft import SCRIPTS, shell_script
+    from trainkit.tools.base.imported_recipe import SCRIPTS, shell_script
 
     if assigned:
         return starts_program(words)
-    is_run = Disk().exists(os.path.join(word, "recipe.yaml"))  # noqa: PTH118 - a folder may be named like a launcher
+    is_run = FileSystem().exists(os.path.join(word, "recipe.yaml"))  # noqa: PTH118 - a folder may be named like a launcher
     if word.endswith((*PYTHON, *SCRIPTS)) or shell_script(words):
         return True
     return starts_program(words) and not is_run
@@ -92,10 +92,10 @@ def begins_program(words: Sequence[str]) -> bool:
 def is_line(word: str) -> bool:
     """Whether a word is a whole line of shell text with a command in it, quoted as one."""
     parts = word.split()
-    if len(parts) < 2 or Disk().exists(word):
+    if len(parts) < 2 or FileSystem().exists(word):
         return False
     from trainkit.convert.command import starts
-    from trainkit.tools.base.draft import shell_script
+    from trainkit.tools.base.imported_recipe import shell_script
 
     return any(map(starts, parts[:-1])) or shell_script([word]) not in ([], [word])
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.cli.disk import MACHINES, shipped_root
+from trainkit.cli.file_system import MACHINES, shipped_root
 from trainkit.errors import UsageError
 from trainkit.files import is_there, parse_json, read_whole
 from trainkit.machine.facts import FACTS_VERSION, Facts

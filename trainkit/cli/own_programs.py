@@ -13,7 +13,7 @@ from importlib.machinery import all_suffixes
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from trainkit.cli.disk import Disk
+from trainkit.cli.file_system import FileSystem
 from trainkit.cli.line import MODULE, PYTHON, is_line
 from trainkit.errors import Diagnostic, Origin, RecipeError, UsageError
 from trainkit.recipe.paths import absolute
@@ -22,7 +22,7 @@ from trainkit.recipe.secrets import mask_words, secret_arguments
 
 if TYPE_CHECKING:
     from trainkit.recipe.assignment import Assignment
-    from trainkit.tools.base.draft import Draft
+    from trainkit.tools.base.imported_recipe import ImportedRecipe
 
 # A recipe's output.root is where runs lie, and the script's own folder below them; a user who types a folder means it.
 OWN_WORDS = ("output_dir",)
@@ -30,7 +30,7 @@ PROCESSES = ("nproc_per_node", "num_processes", "num_gpus", "nodes.processes_per
 
 
 def made_recipe(
-    words: Sequence[str], overrides: Sequence[str], disk: Disk, cwd: str
+    words: Sequence[str], overrides: Sequence[str], disk: FileSystem, cwd: str
 ) -> tuple[MadeRecipe, list[Diagnostic]]:
     """The recipe that a command means, and remarks on what is left out or differs.
 
@@ -39,7 +39,7 @@ def made_recipe(
     Raises UsageError and RecipeError.
     """
     from trainkit.convert.importing import import_words, recipe_text
-    from trainkit.tools.base.draft import ImportContext
+    from trainkit.tools.base.imported_recipe import ImportContext
 
     public = _listed(overrides, "program.public")
     _refuse_secrets(words, public)
@@ -68,7 +68,7 @@ def _listed(overrides: Sequence[str], key: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w.-]+", given))
 
 
-def _spread(draft: Draft, several: Origin) -> None:
+def _spread(draft: ImportedRecipe, several: Origin) -> None:
     """Several processes where `python` would start one: a replica in each, and as many cards."""
     if draft.get("strategy.kind") is None:
         draft.set("strategy.kind", "ddp", several)
@@ -93,7 +93,7 @@ def _command(words: Sequence[str], *, is_bare: bool) -> tuple[list[str], list[st
 
     Raises UsageError.
     """
-    from trainkit.tools.base.draft import shell_script
+    from trainkit.tools.base.imported_recipe import shell_script
 
     if is_line(words[0]):
         if words[1:]:
@@ -117,10 +117,10 @@ def _several(overrides: Sequence[str]) -> Origin | None:
     return None
 
 
-def described_kind(disk: Disk, cwd: str, key: str, target: str) -> str:
+def described_kind(disk: FileSystem, cwd: str, key: str, target: str) -> str:
     """The program.kind of a script or a module, with what tells it. key: program.script or program.module."""
     from trainkit.tools.base.detection import program_kind
-    from trainkit.tools.base.draft import ImportContext
+    from trainkit.tools.base.imported_recipe import ImportContext
 
     library = tuple(filter(None, sys.path))
     found = program_kind(ImportContext(disk, cwd, library=library), (target,), module=key == "program.module")
@@ -154,7 +154,7 @@ def notes_on_words(words: Sequence[str], options: Mapping[str, bool]) -> Iterato
             yield Diagnostic("note", what, hint="arguments for trainkit come before the program")
 
 
-def _wrong(settings: Mapping[str, Assignment], disk: Disk, cwd: str) -> Iterator[Diagnostic]:
+def _wrong(settings: Mapping[str, Assignment], disk: FileSystem, cwd: str) -> Iterator[Diagnostic]:
     """What is wrong with the script or the module itself; a script that is not there is said with the recipe."""
     if script := settings.get("program.script"):
         yield from _wrong_script(str(script.value), script.origin, disk, absolute(str(script.value), cwd))
@@ -164,7 +164,7 @@ def _wrong(settings: Mapping[str, Assignment], disk: Disk, cwd: str) -> Iterator
         yield Diagnostic("error", what, "program.module", module.origin, hint=hint)
 
 
-def _wrong_script(script: str, origin: Origin, disk: Disk, path: str) -> Iterator[Diagnostic]:
+def _wrong_script(script: str, origin: Origin, disk: FileSystem, path: str) -> Iterator[Diagnostic]:
     if not script.endswith((".py", ".pyw")):
         return
     try:
@@ -184,7 +184,7 @@ def _wrong_script(script: str, origin: Origin, disk: Disk, path: str) -> Iterato
         return  # the recipe's own check says so
 
 
-def _not_found(module: str, cwd: str, disk: Disk) -> str:
+def _not_found(module: str, cwd: str, disk: FileSystem) -> str:
     """Why Python would find no module of this name to run; empty where it finds one. Nothing is imported."""
     first, *inner = module.split(".")
     folders = _places(first, [cwd], disk)
@@ -209,7 +209,7 @@ def _not_found(module: str, cwd: str, disk: Disk) -> str:
     return ""
 
 
-def _places(name: str, folders: Sequence[str], disk: Disk) -> list[str] | None:
+def _places(name: str, folders: Sequence[str], disk: FileSystem) -> list[str] | None:
     """The folders of the package of this name that lies in one of the folders; none for a module, None for nothing."""
     paths = [posixpath.join(folder, name) for folder in folders]
     for path in paths:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.disk import Disk, working_folder
+from trainkit.cli.file_system import FileSystem, working_folder
 from trainkit.cli.line import OwnProgram, own_program, split_line
 from trainkit.errors import RecipeError, UsageError
 from trainkit.lazy import call
@@ -78,7 +78,7 @@ def resolve_request(
     """
     from trainkit.recipe.resolved import Request
 
-    disk, cwd = Disk(), working_folder()
+    disk, cwd = FileSystem(), working_folder()
     remarks: list[Diagnostic] = []
     meant: str | MadeRecipe | None = None
     if isinstance(recipe, OwnProgram):
@@ -102,7 +102,7 @@ def resolve_request(
     return replace(resolved, warnings=(*remarks, *resolved.warnings))
 
 
-def find_recipe(word: str, disk: Disk) -> str:
+def find_recipe(word: str, disk: FileSystem) -> str:
     """The path that a recipe word means: a file, a run directory (its recipe.yaml), or the name of a shipped recipe."""
     if not word:
         raise UsageError("the name of the recipe is empty", hint="name a recipe file, or a shipped one (`trainkit ls`)")

@@ -26,10 +26,10 @@ from trainkit.schedulers.slurm_options import options
 from trainkit.tools.accelerate.launcher import FLAGS as ACCELERATE
 from trainkit.tools.accelerate.program import is_free
 from trainkit.tools.base.detection import DetectedKind, package_folder, program_kind
-from trainkit.tools.base.draft import (
+from trainkit.tools.base.imported_recipe import (
     SUFFIXES,
-    Draft,
     ImportContext,
+    ImportedRecipe,
     argv_origin,
     card,
     number_cards,
@@ -100,7 +100,11 @@ def starts_program(words: Sequence[str]) -> bool:
 
 
 def read_command(
-    draft: Draft, context: ImportContext, words: Sequence[str], kind: str | None = None, written: Sequence[str] = ()
+    draft: ImportedRecipe,
+    context: ImportContext,
+    words: Sequence[str],
+    kind: str | None = None,
+    written: Sequence[str] = (),
 ) -> None:
     """Import a command. kind: of the program, where the caller knows it; written: the words to show."""
     shown = " ".join(shlex.quote(word) for word in mask_words(written or words))
@@ -143,7 +147,7 @@ def read_command(
         draft.set("strategy.kind", strategy, argv_origin(where), f"the program's own part, as {where} says")
 
 
-def take_variables(draft: Draft, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def take_variables(draft: ImportedRecipe, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The assignments that a command begins with, and the rest of it from the launcher on.
 
     Commands that only start it are named and left out.
@@ -187,7 +191,7 @@ def _refuse_tasks(srun: Sequence[str], command: Sequence[str]) -> None:
         raise UsageError(what, hint=hint)
 
 
-def _read_launcher(draft: Draft, context: ImportContext, words: list[str]) -> LauncherCommand:
+def _read_launcher(draft: ImportedRecipe, context: ImportContext, words: list[str]) -> LauncherCommand:
     """The launcher's own words. Raises UsageError where they begin with none."""
     name = posixpath.basename(words[0]) if words else ""
     launcher = launcher_of(name)
@@ -213,7 +217,7 @@ def _read_launcher(draft: Draft, context: ImportContext, words: list[str]) -> La
     return command
 
 
-def _name_program(draft: Draft, command: LauncherCommand) -> None:
+def _name_program(draft: ImportedRecipe, command: LauncherCommand) -> None:
     """Make the default of a variable that nothing sets the program. Raises UsageError where there is no program."""
     if not command.argv:
         raise UsageError("the command names no program", hint="add the script: trainkit import torchrun … train.py")
@@ -228,7 +232,7 @@ def _name_program(draft: Draft, command: LauncherCommand) -> None:
 
 
 def read_target(
-    draft: Draft, context: ImportContext, argv: Sequence[str], kind: str | None, *, module: bool = False
+    draft: ImportedRecipe, context: ImportContext, argv: Sequence[str], kind: str | None, *, module: bool = False
 ) -> None:
     """Import a script or module: arguments with a recipe key become settings, and the others stay its own."""
     target = argv[0]
@@ -267,7 +271,7 @@ def read_target(
         draft.set("program.args", as_arguments(kept), origin)
 
 
-def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
+def _read_variables(draft: ImportedRecipe, variables: Mapping[str, str]) -> None:
     """Import the variables as settings and remarks."""
     for name, value in variables.items():
         origin = argv_origin(f"{name}={value}")
@@ -318,11 +322,11 @@ def _read_variables(draft: Draft, variables: Mapping[str, str]) -> None:
                 draft.set(f"env.{name}", value, origin)
 
 
-def _several(draft: Draft, command: LauncherCommand) -> bool:
+def _several(draft: ImportedRecipe, command: LauncherCommand) -> bool:
     return command.processes is None or command.processes > 1 or (number_of(draft.get("nodes.count") or 1) or 2) > 1
 
 
-def _spread(draft: Draft, command: LauncherCommand) -> None:
+def _spread(draft: ImportedRecipe, command: LauncherCommand) -> None:
     """The strategy, where the program's words name none: a replica on each rank where there are several."""
     strategy, gpus, device = draft.get("strategy.kind"), draft.get("devices.select"), draft.get("devices.type")
     launcher, origin, several = command.launcher, argv_origin(command.launcher), _several(draft, command)

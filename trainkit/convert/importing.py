@@ -30,12 +30,12 @@ from trainkit.recipe.schema.fields import lies_in, nest, path_keys, schema
 from trainkit.recipe.yaml_writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
 from trainkit.text import GIB
 from trainkit.tools.accelerate import importer as accelerate
-from trainkit.tools.base.draft import (
+from trainkit.tools.base.imported_recipe import (
     SCRIPTS,
     SUFFIXES,
-    Draft,
     ForeignFile,
     ImportContext,
+    ImportedRecipe,
     argv_origin,
     open_foreign_file,
     script_text,
@@ -66,7 +66,7 @@ class Format(Protocol):
 
     def recognises(self, tree: Mapping[str, Any]) -> bool: ...
 
-    def read(self, draft: Draft, context: ImportContext, source: ForeignFile) -> None: ...
+    def read(self, draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None: ...
 
 
 FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
@@ -85,7 +85,7 @@ class Imported:
     """A recipe's text, and what it was made of. folder: in which the command runs, absolute."""
 
     text: str
-    draft: Draft
+    draft: ImportedRecipe
     folder: str
 
 
@@ -114,7 +114,7 @@ def import_words(
     target: absolute path at which the recipe will lie. program: script and words for a file that names none.
     kind: of the program. Raises UsageError and RecipeError.
     """
-    draft, folder = Draft(), context.cwd
+    draft, folder = ImportedRecipe(), context.cwd
     path = words[0] if len(words) == 1 and is_file(words[0]) else ""
     if path and not path.endswith(SCRIPTS):
         _read_file(draft, context, path, program, kind)
@@ -195,7 +195,9 @@ def _machines(resolved: Resolved) -> Iterator[list[str]]:
         yield [f"card-{number}" for number in range(count)]
 
 
-def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequence[str], kind: str | None) -> None:
+def _read_file(
+    draft: ImportedRecipe, context: ImportContext, path: str, program: Sequence[str], kind: str | None
+) -> None:
     source = open_foreign_file(context, path, program)
     draft.title = path
     draft.name = posixpath.splitext(posixpath.basename(path))[0]
@@ -216,7 +218,7 @@ def _read_file(draft: Draft, context: ImportContext, path: str, program: Sequenc
 
 
 def _read_words(
-    draft: Draft,
+    draft: ImportedRecipe,
     context: ImportContext,
     words: Sequence[str],
     more: Sequence[str],
@@ -246,14 +248,16 @@ def _read_words(
     draft.remarks = shell.remarks
     inside = replace(context, cwd=absolute(shell.folder, context.cwd))
 
-    def read(draft: Draft, batch: SbatchScript | None, words: Sequence[str]) -> Draft:
+    def read(draft: ImportedRecipe, batch: SbatchScript | None, words: Sequence[str]) -> ImportedRecipe:
         command = take_srun(batch, words) if batch else words
         read_command(draft, inside, [*command, *end], kind, [*words, *end])
         if shell.folder:
             _start_in(draft, shell.folder, context.cwd)
         return draft
 
-    turns = [read(Draft(), deepcopy(batch), each) for each in (shell.words, *shell.more)] if shell.several else []
+    turns = (
+        [read(ImportedRecipe(), deepcopy(batch), each) for each in (shell.words, *shell.more)] if shell.several else []
+    )
     read(draft, batch, shell.words)
     if batch:
         put_cluster(batch, draft, shell.setup)
@@ -285,7 +289,7 @@ def _read_script(
     return batch, first
 
 
-def _start_in(draft: Draft, folder: str, cwd: str) -> None:
+def _start_in(draft: ImportedRecipe, folder: str, cwd: str) -> None:
     """Have the program start in a folder; paths in the recipe's own settings are seen from the caller's."""
     if draft.get("container.kind"):
         what = f"the command starts a container in the folder {folder}, from which its words for folders start"
@@ -299,7 +303,7 @@ def _start_in(draft: Draft, folder: str, cwd: str) -> None:
     draft.set("program.folder", path if elsewhere else folder, argv_origin(f"cd {folder}"))
 
 
-def _put_variants(draft: Draft, read: Sequence[Draft], several: UsageError) -> None:
+def _put_variants(draft: ImportedRecipe, read: Sequence[ImportedRecipe], several: UsageError) -> None:
     """Make variants of commands that differ in what the program is told alone. Raises `several` for others."""
     turns = []
     for other in read:  # the settings by key, and arguments by name
@@ -373,7 +377,7 @@ def _shell_lines(cell: str) -> Iterator[str]:
             yield f"export {found[2]}={value}"
 
 
-def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> Resolved:
+def _resolved(draft: ImportedRecipe, context: ImportContext, target: str, text: str) -> Resolved:
     """The text as trainkit reads it. Raises RecipeError with what `trainkit check` would say, at its place."""
     script, folder = draft.get("program.script"), absolute(draft.get("program.folder") or "", context.cwd)
     files = Overlay(context.files, {target: text}, [absolute(script, folder)] if script else [])
@@ -384,7 +388,7 @@ def _resolved(draft: Draft, context: ImportContext, target: str, text: str) -> R
         raise RecipeError([_placed(draft, each, target) for each in error.diagnostics]) from error
 
 
-def _placed(draft: Draft, found: Diagnostic, target: str) -> Diagnostic:
+def _placed(draft: ImportedRecipe, found: Diagnostic, target: str) -> Diagnostic:
     """An error of the recipe's at the place in the source that made it; one of a file that it names stays there."""
     if found.origin and absolute(found.origin.source, "/") != target and found.key == "strategy.config":
         return found
@@ -394,7 +398,7 @@ def _placed(draft: Draft, found: Diagnostic, target: str) -> Diagnostic:
     return replace(found, origin=draft.settings[key].origin if key else None)
 
 
-def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
+def recipe_text(draft: ImportedRecipe, folder: str, modeline: str = "") -> str:
     """The recipe. folder: where it will lie (absolute), from which it names files."""
     settings = {key: each.value for key, each in draft.settings.items()}
     for key, value in settings.items():
@@ -412,7 +416,7 @@ def recipe_text(draft: Draft, folder: str, modeline: str = "") -> str:
     return "".join(f"{line}\n" for line in (*opening(recipe_name(draft.name), modeline, remarks, WIDTH), *body))
 
 
-def _section(draft: Draft, name: str, value: Any) -> Iterator[str]:
+def _section(draft: ImportedRecipe, name: str, value: Any) -> Iterator[str]:
     """One section on a line where it fits, with the reasons of its settings; a program and its words below it."""
     reasons = [
         text if name == key or name != "program" else f"{key.partition('.')[2]}: {text}"

@@ -17,7 +17,7 @@ from trainkit.planner.env import DECIDED
 from trainkit.recipe.yaml_writer import recipe_name
 from trainkit.schedulers.slurm import NAMED, SET_HERE, UNLIMITED
 from trainkit.schedulers.slurm_options import MAGIC, Option, directives, options
-from trainkit.tools.base.draft import Draft, argv_origin, number_of
+from trainkit.tools.base.imported_recipe import ImportedRecipe, argv_origin, number_of
 from trainkit.tools.registry import launcher_of
 
 # Option -> recipe key below `cluster`, for those whose value is taken as it is.
@@ -277,7 +277,7 @@ def take_srun(batch: SbatchScript, words: Sequence[str]) -> list[str]:
     return [*before, *command[:start], "torchrun", f"--nproc_per_node={tasks}", *several, *rest]
 
 
-def put_cluster(batch: SbatchScript, draft: Draft, setup: Iterable[str]) -> None:
+def put_cluster(batch: SbatchScript, draft: ImportedRecipe, setup: Iterable[str]) -> None:
     """Set the section, what a node has, and the name; note what is left out. setup: lines of shell."""
     anywhere, sizes, given = argv_origin(batch.path), batch.sizes, batch.given
     draft.set("cluster.kind", "slurm", anywhere)
@@ -340,7 +340,7 @@ def time_limit(text: str) -> str | None:
     return ":".join([str(int(first)), *(f"{int(each):02}" for each in rest)])
 
 
-def _put_nodes_and_gpus(sizes: JobSizes, draft: Draft, anywhere: Origin) -> None:
+def _put_nodes_and_gpus(sizes: JobSizes, draft: ImportedRecipe, anywhere: Origin) -> None:
     """What the command says of nodes and ranks wins over what the job asks for, and a remark says so."""
     asked, named = sizes.nodes or 1, draft.get("nodes.count")
     if named is None:
@@ -372,7 +372,7 @@ def _put_nodes_and_gpus(sizes: JobSizes, draft: Draft, anywhere: Origin) -> None
         draft.set("devices.select", sizes.gpus, anywhere, "as many GPUs as the job asks for")
 
 
-def _put_requeue(batch: SbatchScript, draft: Draft) -> None:
+def _put_requeue(batch: SbatchScript, draft: ImportedRecipe) -> None:
     if option := batch.given.get("no-requeue"):
         draft.set("cluster.requeue.after", [], batch.origin(option))
     elif "requeue" not in batch.given:
@@ -391,7 +391,7 @@ def _put_requeue(batch: SbatchScript, draft: Draft) -> None:
         draft.remark(f"`{option.word}`: trainkit has Slurm send USR1 to the job script; ranks get TERM, and save.")
 
 
-def _put_setup(draft: Draft, setup: Iterable[str], anywhere: Origin) -> None:
+def _put_setup(draft: ImportedRecipe, setup: Iterable[str], anywhere: Origin) -> None:
     """Lines that each job runs first; variables that the plan decides are named."""
     lines, asked = list[str](), set[str]()
     for line in dict.fromkeys(setup):

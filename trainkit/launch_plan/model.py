@@ -101,7 +101,7 @@ class NodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class PlannedGpu:
     """A physical card. index: as nvidia-smi counts; several parts of a card that MIG split share it."""
 
     index: int
@@ -309,7 +309,7 @@ class Plan:
     program: Choice
     device: Choice
     topology: Topology
-    cards: tuple[Card, ...] = ()  # of this machine, by local rank; none off CUDA or where they are missing
+    cards: tuple[PlannedGpu, ...] = ()  # of this machine, by local rank; none off CUDA or where they are missing
     shares_cards: bool = False  # whether the run may start on cards that another one has
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology

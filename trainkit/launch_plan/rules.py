@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic
 from trainkit.launch_plan.context import Context
-from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, Unsupported
+from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, Incompatibility
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.resolved import Asked
 from trainkit.recipe.schema.fields import schema
@@ -31,7 +31,7 @@ def incompatible(key: str, when: Callable[[Context], object], why: str, instead:
 def unsupported_optimizers(program: str) -> tuple[Rule[Context], ...]:
     """For each optimizer the strategies and devices with which programs of a kind cannot use it."""
 
-    def rule(name: str, found: Unsupported) -> Rule[Context]:
+    def rule(name: str, found: Incompatibility) -> Rule[Context]:
         def meets(c: Context) -> bool:
             fits = not found.strategies or c.strategy in found.strategies
             return c.recipe.optimizer.name == name and fits and (not found.devices or c.device in found.devices)

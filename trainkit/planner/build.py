@@ -13,13 +13,13 @@ from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import (
     PLAN_VERSION,
     BatchArithmetic,
-    Card,
     Choice,
     Command,
     Notice,
     Plan,
     Planned,
     PlannedFile,
+    PlannedGpu,
     Provenance,
     Variable,
 )
@@ -30,7 +30,7 @@ from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_simulated
 from trainkit.planner import env, expected
 from trainkit.planner.batch import solve_batch
-from trainkit.planner.container import planned, seen_inside, wrapped
+from trainkit.planner.container import facts_in_image, planned, wrapped
 from trainkit.planner.container import preparations as prepared
 from trainkit.planner.dtype import choose_dtype
 from trainkit.planner.env import SETTINGS, overwritten, plan_environment
@@ -38,7 +38,7 @@ from trainkit.planner.fingerprint import recipe_digest, training_digest
 from trainkit.planner.hub import preparations as hub_preparations
 from trainkit.planner.hub import repositories, with_repositories
 from trainkit.planner.placement import Placement, core_argv, counted_cards, name_cards, place
-from trainkit.planner.resume import Reader, SavedCheckpoint, choose_resume
+from trainkit.planner.resume import ResumeTarget, SavedCheckpoint, choose_resume
 from trainkit.planner.rules import compatibility_rules, input_rules, plan_rules
 from trainkit.planner.techniques import techniques
 from trainkit.recipe.resolved import Asked, Resolved
@@ -130,8 +130,8 @@ def _files(context: Context) -> list[SourcedFile]:
     return sorted(files, key=lambda file: file.path)
 
 
-def _cards(context: Context) -> tuple[Card, ...]:
-    return tuple(Card(gpu.index, "" if is_simulated(gpu) else gpu.uuid, gpu.name) for gpu in context.cards)
+def _cards(context: Context) -> tuple[PlannedGpu, ...]:
+    return tuple(PlannedGpu(gpu.index, "" if is_simulated(gpu) else gpu.uuid, gpu.name) for gpu in context.cards)
 
 
 def _provenance(
@@ -153,7 +153,7 @@ def decide(
     Raises RecipeError with all that can be known at once.
     """
     facts = replace(facts, executable=getattr(resolved.recipe.cluster, "python", None) or facts.executable)
-    inside = seen_inside(resolved.recipe, facts)
+    inside = facts_in_image(resolved.recipe, facts)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
     # Collected up to the batch, so that one try shows all that has to be fixed.
     problems = check(input_rules(resolved.recipe.program.kind), Asked(resolved, inside.packages, inside.architectures))
@@ -174,7 +174,7 @@ def decide(
     # As it is recorded, so that the plan made from that is the same.
     resolved = replace(resolved, recipe=(recipe := consistent(resolved)))
     digest = training_digest(recipe, batch, dtype)
-    reader = Reader(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
+    reader = ResumeTarget(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
     resume, notices = choose_resume(resolved, reader, saved, own)
     context = replace(context, resolved=resolved, training_digest=digest, resume=resume)
     found = check(plan_rules(context), context)

@@ -24,7 +24,7 @@ DECIDING = ("torch", "accelerate", "transformers", "deepspeed")
 OWN_TRAINER = ("pydantic>=2.9",)
 
 
-def seen_inside(recipe: Recipe, facts: Facts) -> Facts:
+def facts_in_image(recipe: Recipe, facts: Facts) -> Facts:
     """The machine as it is inside: its interpreter and packages are the image's, as far as the recipe says."""
     if not isinstance(recipe.container, Image):
         return facts

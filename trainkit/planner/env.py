@@ -60,7 +60,7 @@ def environment(context: Context) -> Iterator[SourcedVariable]:
 
 # Imported where there are several cards, which it is about: accelerate's tables take a while.
 unlinked = call("trainkit.tools.accelerate.launcher:unlinked")
-place_of = call("trainkit.tools.deepspeed.ops:place_of")
+place_of = call("trainkit.tools.deepspeed.ops:setting_of")
 
 # What a variable does that an outer launcher, a finished job or a shell profile left behind -> its names or prefixes.
 LEFT_BEHIND = {

@@ -50,7 +50,7 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ResumeTarget:
     """The run that would resume: what it trains, by which strategy, on how many ranks."""
 
     training_digest: str
@@ -75,7 +75,7 @@ def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int)
 
 
 def choose_resume(
-    resolved: Resolved, reader: Reader, saved: Sequence[SavedCheckpoint], own: Sequence[SavedCheckpoint] = ()
+    resolved: Resolved, reader: ResumeTarget, saved: Sequence[SavedCheckpoint], own: Sequence[SavedCheckpoint] = ()
 ) -> tuple[Resume, tuple[Diagnostic, ...]]:
     """The starting point and the notices about it. saved, own: newest first, damaged ones among them."""
     asked = resolved.recipe.checkpoint.resume
@@ -103,7 +103,7 @@ def choose_resume(
     return resume, notices
 
 
-def _newest(reader: Reader, found: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
+def _newest(reader: ResumeTarget, found: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
     saved = [checkpoint for checkpoint in found if not checkpoint.damage]
     resume, notices = _newest_whole(reader, saved)
     newer = found[: next((place for place, each in enumerate(found) if each.path == resume.path), len(found))]
@@ -111,7 +111,7 @@ def _newest(reader: Reader, found: Sequence[SavedCheckpoint]) -> tuple[Resume, t
     return resume, (*passed_over, *notices)
 
 
-def _newest_whole(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
+def _newest_whole(reader: ResumeTarget, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
     if not saved:
         return Resume(None, 0, "no earlier run of this name left a complete checkpoint"), ()
     same = [checkpoint for checkpoint in saved if checkpoint.training_digest == reader.training_digest]
@@ -127,7 +127,7 @@ def _newest_whole(reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Res
     return Resume(None, 0, reason), (warning(what),)
 
 
-def _named(path: str, reader: Reader, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
+def _named(path: str, reader: ResumeTarget, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:
     cleaned = posixpath.normpath(path)
     known = next((checkpoint for checkpoint in saved if posixpath.normpath(checkpoint.path) == cleaned), None)
     if known is None:
@@ -153,7 +153,7 @@ def _start(checkpoint: SavedCheckpoint, reason: str) -> Resume:
     return Resume(checkpoint.path, checkpoint.step, f"{reason}{by}")
 
 
-def _obstacle(checkpoint: SavedCheckpoint, reader: Reader) -> str | None:
+def _obstacle(checkpoint: SavedCheckpoint, reader: ResumeTarget) -> str | None:
     """Why the run cannot read the checkpoint, if that is known and so."""
     writer, now = (checkpoint.strategy, checkpoint.world_size), (reader.strategy, reader.world_size)
     if not checkpoint.strategy:
@@ -166,7 +166,7 @@ def _obstacle(checkpoint: SavedCheckpoint, reader: Reader) -> str | None:
     return f"{spread(*writer)} saved it, and Trainer goes on from sharded state only with the same strategy and ranks"
 
 
-def _changed(checkpoint: SavedCheckpoint, reader: Reader) -> tuple[Diagnostic, ...]:
+def _changed(checkpoint: SavedCheckpoint, reader: ResumeTarget) -> tuple[Diagnostic, ...]:
     """What changes when another strategy or number of ranks goes on."""
     if not checkpoint.strategy or (checkpoint.strategy, checkpoint.world_size) == (reader.strategy, reader.world_size):
         return ()

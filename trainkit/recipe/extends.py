@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layer import VARIANTS, Layer, Page, file_layer, page, place_of, read_document
+from trainkit.recipe.layer import VARIANTS, Layer, SourceText, file_layer, origin_at, read_document, source_text
 from trainkit.recipe.paths import FileChecks, absolute, seen_from
 from trainkit.recipe.resolved import MadeRecipe
 from trainkit.recipe.suggestions import did_you_mean, nearest
@@ -28,7 +28,7 @@ class Variant:
     name: str
     description: str
     base: str
-    page: Page
+    page: SourceText
     document: Document
 
     def layer(self, strength: int) -> Layer:
@@ -36,7 +36,7 @@ class Variant:
         return file_layer(replace(self.page, name=f"variant {self.name}", strength=strength), self.base, self.document)
 
 
-def read_variants(document: Document, page: Page, base: str) -> tuple[list[Variant], list[Problem]]:
+def read_variants(document: Document, page: SourceText, base: str) -> tuple[list[Variant], list[Problem]]:
     """The variants that a file gives, in its order, and what is wrong with how they are written."""
     given = document.tree.get(VARIANTS)
     if given is None:
@@ -130,9 +130,9 @@ class Sources:
         whole = Origin("command line", strength, made.title, length=len(made.title), text=made.title)
 
         def at(key: str) -> Origin:
-            return replace(place_of(made.origins, key) or whole, strength=strength)
+            return replace(origin_at(made.origins, key) or whole, strength=strength)
 
-        layer = file_layer(page(whole.layer, strength, made.title, document), self.cwd, document)
+        layer = file_layer(source_text(whole.layer, strength, made.title, document), self.cwd, document)
         values, keys = ({key: at(key) for key in known} for known in (layer.values, layer.keys))
         self.layers.append(replace(layer, values=values, keys=keys))
 
@@ -188,13 +188,13 @@ class Sources:
             if isinstance(found, _Source):
                 seen.add(found.path)
                 if problem is None and found.path not in done:
-                    at = page(source.label, len(self.layers), source.shown, document).at(mark)
+                    at = source_text(source.label, len(self.layers), source.shown, document).at(mark)
                     self._add(found, chain, at, done)
             if problem:
                 self.incomplete = True
                 problems.append(problem)
         folder = posixpath.dirname(source.path)
-        shown = page(source.label, len(self.layers), source.shown, document)
+        shown = source_text(source.label, len(self.layers), source.shown, document)
         variants, wrong = read_variants(document, shown, folder)
         for each in variants:
             self.variants.setdefault(each.name, []).append(each)

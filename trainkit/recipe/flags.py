@@ -17,7 +17,7 @@ from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.schema.fields import Setting, schema
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
-from trainkit.recipe.short_flags import OFF, ON, SPECIAL, Flag, Use, setting_reader, switch_reader
+from trainkit.recipe.short_flags import OFF, ON, SPECIAL, Flag, ParsedFlag, setting_reader, switch_reader
 from trainkit.recipe.suggestions import did_you_mean, nearest_key
 from trainkit.recipe.validate import choices, takes_switch
 
@@ -121,7 +121,9 @@ def override_layers(
     for each in used:
         name, read = (each.flag.name, each.flag.read) if each.flag else ("", setting_reader(each.key, each.modifier))
         origin = _origin(" ".join(each.typed), strength, each.key)
-        use = Use(name, each.value, origin, cwd, files, lambda key: typed[key] if key in typed else current(key), given)
+        use = ParsedFlag(
+            name, each.value, origin, cwd, files, lambda key: typed[key] if key in typed else current(key), given
+        )
         assignments, diagnostics = read(use)
         if each.key.partition(".")[0] == "extends":
             problem = use.error("a flag cannot change `extends`", "use --with PRESET", key="extends")

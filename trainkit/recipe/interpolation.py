@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic
-from trainkit.recipe.layer import place_of
+from trainkit.recipe.layer import origin_at
 from trainkit.recipe.merge import Merge, value_at
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import open_keys, path_keys, schema
@@ -60,7 +60,7 @@ def _filled(
             hint = f"set it, or give a default: ${{oc.env:{name},value}}"
         else:
             continue
-        problems.append(Diagnostic("error", what, key, place_of(state.places, key), hint=hint))
+        problems.append(Diagnostic("error", what, key, origin_at(state.places, key), hint=hint))
     if problems:
         return value, problems
     return REFERENCE.sub(lambda match: environ.get(match[1], (match[2] or "").strip()), value), []
@@ -140,7 +140,7 @@ def _literal(state: Merge) -> Iterator[Diagnostic]:
             key = f"env.{name}"
             why = "values under env are literal, so a shell's or a recipe's `${…}` is not replaced"
             hint = f"to hand on the caller's own value, list {name} under env_from"
-            origin = place_of(state.places, key)
+            origin = origin_at(state.places, key)
             yield Diagnostic("warning", f"{key} is passed on with `${{` in it", key, origin, why, hint)
 
 
@@ -298,7 +298,7 @@ class _Session:
 
     def _error(self, path: Path, what: str, hint: str) -> Diagnostic:
         key = _dotted(path)
-        return Diagnostic("error", f"{key}: {what}", key, place_of(self.state.places, key), hint=hint)
+        return Diagnostic("error", f"{key}: {what}", key, origin_at(self.state.places, key), hint=hint)
 
 
 def _dotted(path: Path) -> str:

@@ -20,7 +20,7 @@ _NO_SETTINGS = ("extends", VARIANTS)
 VERBATIM: Mapping[str, tuple[type, ...]] = {"env": (bool, int, float), ARGUMENTS: (int, float)}
 
 
-def place_of(origins: Mapping[str, Origin], key: str) -> Origin | None:
+def origin_at(origins: Mapping[str, Origin], key: str) -> Origin | None:
     """The origin at the key, or at the nearest key around it."""
     while key:
         if key in origins:
@@ -45,7 +45,7 @@ class Layer:
 
     def origin(self, key: str) -> Origin | None:
         """Origin of the value at the key, or of the nearest mapping around it."""
-        return place_of(self.values, key)
+        return origin_at(self.values, key)
 
 
 def read_document(data: bytes) -> Document:
@@ -60,7 +60,7 @@ def read_document(data: bytes) -> Document:
 
 
 @dataclass(frozen=True)
-class Page:
+class SourceText:
     """A text that is shown in messages: what layer it is, where it came from, and its lines without secrets."""
 
     name: str
@@ -79,7 +79,7 @@ class Page:
         return Diagnostic(severity, problem.what, problem.key, self.at(problem.mark), problem.why, problem.hint)
 
 
-def page(name: str, strength: int, source: str, document: Document) -> Page:
+def source_text(name: str, strength: int, source: str, document: Document) -> SourceText:
     """The page of a document: its lines without secret values, nothing unprintable and no endless line."""
     lines = [mask_line(line[:2000]) for line in mask_private_keys("\n".join(document.lines)).split("\n")]
     for key, _ in secret_keys(document.tree):
@@ -96,10 +96,10 @@ def page(name: str, strength: int, source: str, document: Document) -> Page:
             following = min((each.line for each in document.values.values() if each.line > mark.line), default=None)
             end = following - 1 if following else len(lines)
             lines[mark.line : end] = [MASK] * (end - mark.line)
-    return Page(name, strength, source, tuple([harmless(line[:LONGEST]) for line in lines]))
+    return SourceText(name, strength, source, tuple([harmless(line[:LONGEST]) for line in lines]))
 
 
-def file_layer(page: Page, base: str, document: Document) -> Layer:
+def file_layer(page: SourceText, base: str, document: Document) -> Layer:
     """The layer that a file makes."""
     values = {key: page.at(mark) for key, mark in document.values.items() if key}
     # The caret under a secret is as long as its mask, so that it does not show the secret's length.

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layer import ARGUMENTS, page
+from trainkit.recipe.layer import ARGUMENTS, source_text
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Attachment, Entry
 from trainkit.recipe.schema import Recipe, Section, TextData
@@ -137,7 +137,7 @@ def _read(key: str, path: str, shown: str, entry: Entry, files: FileChecks) -> A
         why = f"it would be {path}" if path != str(entry.value) else ""
         hint = "check the path; it starts from the file that names it"
         return [Diagnostic("error", f"{key}: {reason} {shown}", key, origin, why, hint)]
-    text = page(f"{key} {shown}", origin.strength, shown, document)
+    text = source_text(f"{key} {shown}", origin.strength, shown, document)
     problems = list(document.errors)
     if not problems and not isinstance(document.tree, Mapping):
         problems.append(Problem(Mark(1, 1), f"{key} requires a file with a mapping", hint="write a JSON object"))

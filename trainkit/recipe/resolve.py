@@ -11,7 +11,7 @@ from trainkit.recipe.described import described
 from trainkit.recipe.extends import Sources
 from trainkit.recipe.flags import argument_layer, override_layers
 from trainkit.recipe.interpolation import interpolate, interpolated
-from trainkit.recipe.layer import Layer, place_of
+from trainkit.recipe.layer import Layer, origin_at
 from trainkit.recipe.merge import Merge, merge
 from trainkit.recipe.paths import FileChecks, absent_inputs, absolute, attach, script_source
 from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
@@ -43,7 +43,7 @@ def resolve(request: Request, files: FileChecks, kind_of: KindOf = no_kind) -> R
     kinds = _kinds(state)
     # Each layer alone, before the whole: a wrong value that a stronger layer replaces is wrong all the same.
     found += [each for layer in judged for each in validate_layer(layer, _kinds_of(layer, layers, kinds), interpolated)]
-    locate = partial(place_of, state.places)
+    locate = partial(origin_at, state.places)
     found += contradictions(state)
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
     found += diagnostics

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
-from trainkit.recipe.layer import place_of
+from trainkit.recipe.layer import origin_at
 from trainkit.recipe.schema import Recipe
 
 
@@ -116,7 +116,7 @@ class Resolved:
 
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
-        return self.given(key) or place_of(self.places, key)
+        return self.given(key) or origin_at(self.places, key)
 
     def named_variables(self) -> Iterator[tuple[str, str]]:
         """(variable, key) of every environment variable that the recipe names."""

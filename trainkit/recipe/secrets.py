@@ -98,7 +98,7 @@ _VALUED = re.compile(r"""((?<![\w.\-])value\\?["']?\s*:\s*)("(?:[^"\\]|\\.)*"?|'
 _VALUE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}\]]+)""")
 
 
-class Held(NamedTuple):
+class SecretHolder(NamedTuple):
     """What holds a secret: the name of a variable, flag or setting (empty for a word alone), and what tells it."""
 
     name: str
@@ -264,9 +264,9 @@ def mask_words(words: Sequence[str]) -> list[str]:
     ]
 
 
-def secret_arguments(arguments: Sequence[object]) -> dict[int, Held]:
+def secret_arguments(arguments: Sequence[object]) -> dict[int, SecretHolder]:
     """Words of an argument list that hold a secret (``--token=abc``, or ``abc`` behind ``--token``), by position."""
-    found: dict[int, Held] = {}
+    found: dict[int, SecretHolder] = {}
     flag = ""
     for position, word in enumerate(arguments):
         name, value, flag = flag, word, ""
@@ -274,11 +274,11 @@ def secret_arguments(arguments: Sequence[object]) -> dict[int, Held]:
             name, equals, behind = word.lstrip("-").partition("=")
             value, flag = (behind, "") if equals else ("", name)
         if by := why_secret(name, value):
-            found[position] = Held(name or _name_in(str(word)), by)
+            found[position] = SecretHolder(name or _name_in(str(word)), by)
     return found
 
 
-def secret_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, Held]]:
+def secret_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, SecretHolder]]:
     """Keys of values that are secrets: scalars and elements of lists, by the names above them or by themselves.
 
     And names that hold one, and the `value` beside a `name` that says so, as Kubernetes writes variables.
@@ -286,25 +286,29 @@ def secret_keys(tree: object, prefix: str = "") -> Iterator[tuple[str, Held]]:
     if not isinstance(tree, Mapping):
         return
     if why_secret(str(tree.get("name")), tree.get("value")) == "name":
-        yield f"{prefix}value", Held(str(tree["name"]), "name")
+        yield f"{prefix}value", SecretHolder(str(tree["name"]), "name")
     for raw, value in tree.items():
         name = raw.rstrip("+!")
         key = f"{prefix}{name}"
         if why_secret("", name):
-            yield key, Held("", "value")
+            yield key, SecretHolder("", "value")
         if isinstance(value, Mapping):
             yield from secret_keys(value, f"{key}.")
         elif isinstance(value, list):
-            found = {position: Held(name, by) for position, each in enumerate(value) if (by := why_secret(name, each))}
+            found = {
+                position: SecretHolder(name, by)
+                for position, each in enumerate(value)
+                if (by := why_secret(name, each))
+            }
             found |= secret_arguments(value)
             yield from ((f"{key}.{position}", held) for position, held in sorted(found.items()))
             for position, each in enumerate(value):
                 yield from secret_keys(each, f"{key}.{position}.")
         elif by := why_secret(name, value):
-            yield key, Held(name, by)
+            yield key, SecretHolder(name, by)
         # A variable is for a tool, and may be a credential whatever it looks like.
         elif prefix == "env." and is_secret_name(name) and why_secret("secret", value):
-            yield key, Held(name, "name")
+            yield key, SecretHolder(name, "name")
 
 
 def _name_in(word: str) -> str:

@@ -19,7 +19,7 @@ ON, OFF = ("true", "1", "yes"), ("false", "0", "no")  # values of a switch
 
 
 @dataclass(frozen=True)
-class Use:
+class ParsedFlag:
     """One flag as it was used. value: its text, None for a bare flag; current: the weaker layers' value at a key."""
 
     name: str
@@ -45,7 +45,7 @@ class Use:
 
 
 Outcome = tuple[list[Assignment], list[Diagnostic]]
-Reader = Callable[[Use], Outcome]
+FlagReader = Callable[[ParsedFlag], Outcome]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Flag:
     usage: str
     keys: tuple[str, ...]
     help: str
-    read: Reader
+    read: FlagReader
     unit: str = ""
 
     @property
@@ -74,10 +74,10 @@ class Flag:
         return "optional" if metavar.startswith("[") else "value" if metavar else "switch"
 
 
-def setting_reader(key: str, modifier: str = "") -> Reader:
+def setting_reader(key: str, modifier: str = "") -> FlagReader:
     """Set a key to the flag's value, read as YAML. modifier: that of a dotted override."""
 
-    def read(use: Use) -> Outcome:
+    def read(use: ParsedFlag) -> Outcome:
         value, found = read_value(key, use.value or "", use.origin)
         failed = any(each.severity == "error" for each in found)
         return ([] if failed else [Assignment(key, value, use.origin, modifier)]), found
@@ -85,7 +85,7 @@ def setting_reader(key: str, modifier: str = "") -> Reader:
     return read
 
 
-def switch_reader(key: str) -> Reader:
+def switch_reader(key: str) -> FlagReader:
     """Set a key that is true or false."""
     return lambda use: ([use.assign(key, use.on)], [])
 
@@ -120,10 +120,10 @@ HF_VALUES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
 }
 
 
-def _by_value(key: str) -> Reader:
+def _by_value(key: str) -> FlagReader:
     """Set a key, and what goes with it, to what HF's value of the flag means."""
 
-    def read(use: Use) -> Outcome:
+    def read(use: ParsedFlag) -> Outcome:
         assignments, found = setting_reader(key)(use)
         settings = HF_VALUES[use.name](assignments[0].value) if assignments else {}
         # What a flag only implies gives way to the flag that says it.
@@ -186,17 +186,17 @@ SPECIAL = [
 ]
 
 
-def _flag(usage: str, *keys: str, unit: str = "") -> Callable[[Reader], Reader]:
+def _flag(usage: str, *keys: str, unit: str = "") -> Callable[[FlagReader], FlagReader]:
     """Declare a flag by its reader, whose docstring is the flag's help."""
 
-    def declare(read: Reader) -> Reader:
+    def declare(read: FlagReader) -> FlagReader:
         SPECIAL.append(Flag(usage, keys, " ".join((read.__doc__ or "").split()), read, unit))
         return read
 
     return declare
 
 
-def _dtype(use: Use) -> Outcome:
+def _dtype(use: ParsedFlag) -> Outcome:
     if use.on:
         return [use.assign("precision.dtype", use.name)], []
     # `--bf16=false` takes bf16 back, and leaves fp16 alone.
@@ -208,7 +208,7 @@ SPECIAL.append(Flag("--fp16", ("precision.dtype",), "Compute in float16, with lo
 
 
 @_flag("--gradient_checkpointing", "efficiency.gradient_checkpointing.every")
-def _gradient_checkpointing(use: Use) -> Outcome:
+def _gradient_checkpointing(use: ParsedFlag) -> Outcome:
     """Recompute block activations in backward: less memory, about a quarter more time."""
     key = "efficiency.gradient_checkpointing.every"
     if not use.on:
@@ -219,7 +219,7 @@ def _gradient_checkpointing(use: Use) -> Outcome:
 
 
 @_flag("--num_train_epochs EPOCHS", "train.epochs")
-def _epochs(use: Use) -> Outcome:
+def _epochs(use: ParsedFlag) -> Outcome:
     """Passes over the data; replaces a file's train.steps."""
     assignments, found = setting_reader("train.epochs")(use)
     on_line = use.current("--train.steps")
@@ -229,7 +229,7 @@ def _epochs(use: Use) -> Outcome:
 
 
 @_flag(f"--report_to none|{'|'.join(_REPORTERS)}", "logging.report_to")
-def _report_to(use: Use) -> Outcome:
+def _report_to(use: ParsedFlag) -> Outcome:
     """Where metrics go in addition to metrics.jsonl; none for nowhere else."""
     assignments, found = _by_value("logging.report_to")(use)
     if unknown := [each for made in assignments for each in made.value if each not in _REPORTERS]:
@@ -239,7 +239,7 @@ def _report_to(use: Use) -> Outcome:
 
 
 @_flag("--push_to_hub", f"{_PUSH}.repo")
-def _push_to_hub(use: Use) -> Outcome:
+def _push_to_hub(use: ParsedFlag) -> Outcome:
     """Upload to the repository of --hub_model_id, or of the recipe; `false` uploads nothing."""
     key = f"{_PUSH}.repo"
     if not use.on:
@@ -250,7 +250,7 @@ def _push_to_hub(use: Use) -> Outcome:
 
 
 @_flag("--nproc_per_node N|auto|gpu|cpu", _PROCESSES)
-def _processes_per_node(use: Use) -> Outcome:
+def _processes_per_node(use: ParsedFlag) -> Outcome:
     """Processes per machine (torchrun's flag)."""
     if use.value in ("gpu", "cpu"):
         device = {"gpu": "cuda", "cpu": "cpu"}[use.value]
@@ -259,7 +259,7 @@ def _processes_per_node(use: Use) -> Outcome:
 
 
 @_flag("--num_processes N", _PROCESSES)
-def _num_processes(use: Use) -> Outcome:
+def _num_processes(use: ParsedFlag) -> Outcome:
     """Processes over all machines (accelerate's flag)."""
     assignments, found = setting_reader(_PROCESSES)(use)
     nodes = use.current("nodes.count")
@@ -275,14 +275,14 @@ def _num_processes(use: Use) -> Outcome:
 
 
 @_flag("--num_gpus N", "devices.select", _PROCESSES)
-def _num_gpus(use: Use) -> Outcome:
+def _num_gpus(use: ParsedFlag) -> Outcome:
     """Number of GPUs, with one process on each (deepspeed's flag)."""
     selected, found = setting_reader("devices.select")(use)
     return [*selected, *setting_reader(_PROCESSES)(use)[0]], found
 
 
 @_flag("--optim_args NAME=VALUE,...", "optimizer.args")
-def _optim_args(use: Use) -> Outcome:
+def _optim_args(use: ParsedFlag) -> Outcome:
     """Further arguments of the optimizer's class, as name=value,name=value."""
     form = "write it as name=value,name=value, for example momentum=0.9,nesterov=true"
     assignments: list[Assignment] = []
@@ -303,7 +303,7 @@ def _optim_args(use: Use) -> Outcome:
     return assignments, found
 
 
-def _to_script(use: Use, value: Any) -> Outcome | None:
+def _to_script(use: ParsedFlag, value: Any) -> Outcome | None:
     """The flag as an argument of the user's own program, whose script says what it means; None for the built-in."""
     if use.current("program.kind") in (None, "builtin"):
         return None
@@ -314,7 +314,7 @@ def _to_script(use: Use, value: Any) -> Outcome | None:
     return [], [use.error(f"--{use.name} is for the program, whose arguments are given as a list", hint, key=ARGUMENTS)]
 
 
-def _to_trainer(use: Use) -> Outcome | None:
+def _to_trainer(use: ParsedFlag) -> Outcome | None:
     """What a recipe has no word for, as an argument of a script on Trainer; None for any other program."""
     return _to_script(use, use.value) if use.current("program.kind") == "hf" else None
 
@@ -324,7 +324,7 @@ _EVERY = {"eval": "eval.every_steps", "save": "checkpoint.every_steps", "logging
 _TRAINERS_STEPS = 500
 
 
-def _how_often(use: Use) -> Outcome:
+def _how_often(use: ParsedFlag) -> Outcome:
     what = use.name.partition("_")[0].replace("evaluation", "eval")
     key, steps = _EVERY[what], f"{what}_steps"
     best = "checkpoint.keep_best"
@@ -342,7 +342,7 @@ def _how_often(use: Use) -> Outcome:
     return ([use.assign(key, int(logged or _TRAINERS_STEPS))] if silent and str(logged or 0).isdecimal() else []), []
 
 
-def _on_cpu(use: Use) -> Outcome:
+def _on_cpu(use: ParsedFlag) -> Outcome:
     """Compute on the CPU; `false` undoes that."""
     if use.on:
         return [use.assign("devices.type", "cpu")], []
@@ -374,7 +374,7 @@ SPECIAL += (
 
 
 @_flag("--use_fsdp", "strategy.kind")
-def _use_fsdp(use: Use) -> Outcome:
+def _use_fsdp(use: ParsedFlag) -> Outcome:
     """Shard with FSDP2 (accelerate's switch)."""
     if use.on:
         return [use.assign("strategy.kind", "fsdp")], []
@@ -382,13 +382,13 @@ def _use_fsdp(use: Use) -> Outcome:
 
 
 @_flag("--mixed_precision no|bf16|fp16", "precision.dtype")
-def _mixed_precision(use: Use) -> Outcome:
+def _mixed_precision(use: ParsedFlag) -> Outcome:
     """Number format (accelerate's flag)."""
     return setting_reader("precision.dtype")(replace(use, value="fp32" if use.value == "no" else use.value))
 
 
 @_flag("--warmup_ratio SHARE", "schedule.warmup_steps", ARGUMENTS)
-def _warmup_ratio(use: Use) -> Outcome:
+def _warmup_ratio(use: ParsedFlag) -> Outcome:
     """Share of the steps for linear warm-up, rounded up like Trainer does (TrainingArguments.get_warmup_steps). A
     script on Trainer gets the flag itself if the steps are not set."""
     key, steps = "schedule.warmup_steps", use.current("--max_steps") or use.current("--train.steps")
@@ -407,19 +407,19 @@ def _warmup_ratio(use: Use) -> Outcome:
 
 
 @_flag("--overwrite_output_dir")
-def _overwrite(use: Use) -> Outcome:
+def _overwrite(use: ParsedFlag) -> Outcome:
     """No effect: each run has its own folder."""
     return [], []
 
 
 @_flag("--do_train", "train.steps", ARGUMENTS)
-def _do_train(use: Use) -> Outcome:
+def _do_train(use: ParsedFlag) -> Outcome:
     """Train, which is the default; `false` trains nothing. Your own script gets the flag itself."""
     return _to_script(use, use.on) or (([] if use.on else [use.assign("train.steps", 0)]), [])
 
 
 @_flag("--do_eval", "train.steps", "eval.every_steps", ARGUMENTS)
-def _do_eval(use: Use) -> Outcome:
+def _do_eval(use: ParsedFlag) -> Outcome:
     """Evaluate without training; with --do_train, evaluate (at least) after training. Your own script gets
     the flag itself."""
     if (outcome := _to_script(use, use.on)) or not use.on:
@@ -431,7 +431,7 @@ def _do_eval(use: Use) -> Outcome:
 
 
 @_flag("--do_predict", "train.steps", "predict.split")
-def _do_predict(use: Use) -> Outcome:
+def _do_predict(use: ParsedFlag) -> Outcome:
     """Predict (the validation samples, or those of predict.split) without training; with --do_train, predict
     after training."""
     if not use.on:
@@ -442,7 +442,7 @@ def _do_predict(use: Use) -> Outcome:
 
 
 @_flag("--profile [STEPS]", "profile.steps", unit="steps")
-def _profile(use: Use) -> Outcome:
+def _profile(use: ParsedFlag) -> Outcome:
     """Profile some steps with torch.profiler (3 by default): time by groups of operators, and a trace
     file."""
     if use.value is not None:

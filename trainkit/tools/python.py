@@ -10,7 +10,7 @@ from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import SourcedVariable, variable
 from trainkit.launch_plan.rules import incompatible
 from trainkit.recipe.schema.launching import ON_ACCELERATE
-from trainkit.tools.base.draft import Draft, ImportContext, argv_origin
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe, argv_origin
 from trainkit.tools.base.interface import NEVER_RESTARTS, LauncherCommand, nothing, unchanged
 from trainkit.tools.registry import LAUNCHERS, launcher_of
 
@@ -42,7 +42,7 @@ def shell_words(context: Context, folder: str) -> tuple[str, ...]:
     return ("python",)
 
 
-def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
     """Import Python's own flags, up to a script or `-m module`, which may be a launcher's."""
     if argv[0].endswith(".py"):
         return LauncherCommand("python", list(argv))

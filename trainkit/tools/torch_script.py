@@ -14,7 +14,7 @@ REQUIRES: Mapping[str, str] = {}
 STRATEGY_BY = "your program's own part: "
 DETECTION = Detection()
 _OWN_PART, _PASS = "the strategy is the program's own part", "pass what it takes in program.args"
-reason, argv, read = own_scripts.described, own_scripts.argv, all_own
+reason, argv, read = own_scripts.own_program_line, own_scripts.argv, all_own
 wrapper = files = environment = nothing
 INCOMPATIBLE: tuple[PlanRule, ...] = ()
 INPUT_RULES: tuple[InputRule, ...] = ()

@@ -16,8 +16,15 @@ from trainkit.launch_plan.provenance import OWN_INTERPRETER, Source, SourcedVari
 from trainkit.machine.facts import has
 from trainkit.recipe.interpolation import REFERENCE
 from trainkit.recipe.schema.launching import NO_RANGE
-from trainkit.tools.base.draft import Draft, FlagUse, ImportContext, apply_flag, argv_origin, number_of
 from trainkit.tools.base.fields import UNSET, Settings, Unsupported
+from trainkit.tools.base.imported_recipe import (
+    ImportContext,
+    ImportedFlag,
+    ImportedRecipe,
+    apply_flag,
+    argv_origin,
+    number_of,
+)
 from trainkit.tools.base.interface import ALWAYS_A_GROUP, NODE_RANK, LauncherCommand, master, nothing, restarts
 from trainkit.tools.base.launcher_flags import (
     LauncherFlag,
@@ -225,7 +232,7 @@ def shell_words(context: Context, folder: str) -> tuple[str, ...]:
     return ("torchrun", f"--nproc_per_node={context.processes}", *several, *restarts(context))
 
 
-def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
     """Import `torchrun`, `torch.distributed.run` and the older `torch.distributed.launch`."""
     used, program = parse_flags(draft, "torchrun", FLAGS, argv[1:])
     draft.set("launcher.kind", "torchrun", argv_origin("torchrun"))
@@ -256,7 +263,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     return command
 
 
-def _counted(draft: Draft, use: FlagUse) -> FlagUse:
+def _counted(draft: ImportedRecipe, use: ImportedFlag) -> ImportedFlag:
     """The number of processes; a kind of device as the default of a variable becomes trainkit's own word for it."""
     found = REFERENCE.fullmatch(use.value or "")
     if found is None or found[2] not in ("gpu", "cpu"):
@@ -265,7 +272,7 @@ def _counted(draft: Draft, use: FlagUse) -> FlagUse:
     return replace(use, value=f"${{oc.env:{found[1]},auto}}")
 
 
-def read_rendezvous(draft: Draft, named: Mapping[str, FlagUse]) -> None:
+def read_rendezvous(draft: ImportedRecipe, named: Mapping[str, ImportedFlag]) -> None:
     """Where several nodes meet; the ports are torchrun's defaults."""
     # 29400 is the port of c10d (c10d_rendezvous_backend.py), 29500 that of static rendezvous, which has a master.
     endpoint, host = named.get("rdzv_endpoint"), named.get("master_addr")

@@ -28,7 +28,7 @@ UNCONFIGURED = frozenset({"torch"})
 
 
 @dataclass(frozen=True)
-class Choice:
+class AnswerOption:
     """One thing to choose. word: what one types.
 
     sets: what it means in the recipe; reason: why one would choose it, for the recipe's comment.
@@ -53,7 +53,7 @@ class Question:
 
     text: str
     why: tuple[str, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[AnswerOption, ...] = ()
     default: str = ""
     source: str = ""
     expected: str = ""
@@ -65,11 +65,11 @@ def _no_text(view: View, text: str) -> tuple[Settings, str]:
     raise UsageError(f"{text!r} is none of the choices", hint=hint)
 
 
-def as_schema(view: View, key: str) -> Iterator[Choice]:
+def as_schema(view: View, key: str) -> Iterator[AnswerOption]:
     """A choice for each value of a setting, with what the schema says of it."""
     for value in view.values(key):
         meaning = view.meaning(key, value)
-        yield Choice(value, meaning, {key: value}, meaning)
+        yield AnswerOption(value, meaning, {key: value}, meaning)
 
 
 def as_recipe(view: View, key: str, source: str = "") -> tuple[str, str]:
@@ -94,7 +94,7 @@ class Topic:
     text: str | Callable[[View], str]
     why: str | Callable[[View], Iterable[str]] = ""
     open: Callable[[View], bool] | None = None
-    choices: Callable[[View], Iterable[Choice]] | None = None
+    choices: Callable[[View], Iterable[AnswerOption]] | None = None
     default: Callable[[View], tuple[str, str]] | None = None
     expected: str = ""
     read: Callable[[View, str], tuple[Settings, str]] = _no_text
@@ -104,7 +104,7 @@ class Topic:
     def is_open(self, view: View) -> bool:
         return self.open(view) if self.open else view.reaches(self.keys[0])
 
-    def offers(self, view: View) -> tuple[Choice, ...]:
+    def offers(self, view: View) -> tuple[AnswerOption, ...]:
         return tuple(self.choices(view) if self.choices else as_schema(view, self.keys[0]))
 
     def ask(self, view: View, last: str | None) -> Question:
@@ -381,7 +381,7 @@ def resolve_text(view: View, text: str, name: str) -> Resolved:
     return replace(resolved, absent={}) if view.facts.origin else resolved
 
 
-def validated(view: View, keys: Sequence[str], offered: Iterable[Choice]) -> tuple[Choice, ...]:
+def validated(view: View, keys: Sequence[str], offered: Iterable[AnswerOption]) -> tuple[AnswerOption, ...]:
     """The choices with what the planner says of each: those that can be taken, then those that cannot.
 
     keys: settings of the topic that offers them.

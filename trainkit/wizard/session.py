@@ -31,7 +31,7 @@ from trainkit.wizard.question import (
     resolve_text,
     same,
 )
-from trainkit.wizard.topics import TOPICS, described
+from trainkit.wizard.topics import TOPICS, describe_gpus
 
 if TYPE_CHECKING:
     from trainkit.launch_plan.model import Plan
@@ -207,7 +207,7 @@ def compose(view: View, path: str, modeline: str = "") -> str:
             yield from comment(reason, WIDTH, indent)
         yield f"{line}  # {reason}" if beside else line
 
-    found = (described(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
+    found = (describe_gpus(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
     made = f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}."
     lines = opening(name, modeline, (made,), WIDTH)
     if view.base.path or presets:

@@ -17,9 +17,9 @@ from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
 from trainkit.text import GIB, MIB, counted
 from trainkit.tools.base.fsdp_settings import SHARDING
-from trainkit.tools.builtin.memory import in_words, largest, parameters
+from trainkit.tools.builtin.memory import format_parameters, largest, parameters
 from trainkit.tools.registry import LAUNCHERS
-from trainkit.wizard.question import UNCONFIGURED, Choice, Settings, Topic, View, as_recipe, as_schema
+from trainkit.wizard.question import UNCONFIGURED, AnswerOption, Settings, Topic, View, as_recipe, as_schema
 
 Read = tuple[Settings, str]  # what a typed answer sets, and the reason
 
@@ -63,7 +63,7 @@ PORT = 29500  # torchrun's and DeepSpeed's default, which a firewall most likely
 IDLE_BELOW = int(schema().settings["devices.idle_below"][0].default) * MIB
 
 
-def described(gpus: Sequence[Gpu]) -> str:
+def describe_gpus(gpus: Sequence[Gpu]) -> str:
     """`2 x NVIDIA A100 (80 GiB), 1 x Tesla T4 (16 GiB)`."""
     kinds = Counter((gpu.name, round(gpu.memory_total / GIB)) for gpu in gpus)
     return ", ".join(
@@ -76,41 +76,41 @@ def _machine(view: View) -> Iterator[str]:
     mps = "; Apple MPS" if view.facts.mps else ""
     hidden = len(gpus) - len(cards)
     hides = f" {restriction(view.facts)} hides {hidden} of them." if hidden else ""
-    found = f"{described(gpus) or 'no GPU that CUDA could use'}{mps}; {counted(view.facts.cpu_cores, 'CPU core')}."
+    found = f"{describe_gpus(gpus) or 'no GPU that CUDA could use'}{mps}; {counted(view.facts.cpu_cores, 'CPU core')}."
     yield f"Found on {view.facts.hostname}: {found}{hides}"
     yield from (f"Just now {occupants(gpu)}." for gpu in cards if not is_idle(gpu, IDLE_BELOW))
     yield from (f"What could not be found out ({name}: {note})" for name, note in view.facts.notes.items())
     yield "Every process uses one GPU. A list such as 2,0 gives the first process GPU 2 and the second GPU 0."
 
 
-def _places(view: View) -> Iterator[Choice]:
+def _places(view: View) -> Iterator[AnswerOption]:
     cards, alone = allocation(view.facts), _alone(view)
     cuda = {"devices.type": "cuda"}
     if view.base.path:
         here = f"{counted(view.ranks, 'process', 'es')} on {view.device}"
-        yield Choice("same", f"as {view.base.name} has it; here {here}", {}, "")
+        yield AnswerOption("same", f"as {view.base.name} has it; here {here}", {}, "")
     if len(cards) > 1:
         sets: Settings = {**cuda, "devices.select": len(cards)}
-        yield Choice("all", f"{described(cards)}, a process on each", sets, f"all of {described(cards)}")
+        yield AnswerOption("all", f"{describe_gpus(cards)}, a process on each", sets, f"all of {describe_gpus(cards)}")
     if cards:
-        what = f"one process on {described(cards[:1])}"
-        yield Choice("one", what, {**cuda, "devices.select": 1, **alone, **ONE}, what)
+        what = f"one process on {describe_gpus(cards[:1])}"
+        yield AnswerOption("one", what, {**cuda, "devices.select": 1, **alone, **ONE}, what)
     if len(cards) > 1:
         sets = {**cuda, "devices.select": "free", **alone, **ONE}
         reason = "a GPU that is idle when the run starts"
-        yield Choice("free", "one GPU that is idle when the run starts, whichever it is", sets, reason)
+        yield AnswerOption("free", "one GPU that is idle when the run starts, whichever it is", sets, reason)
     if _has_mps(view):
         sets = {"devices.type": "mps", **alone, "data.pin_memory": False, **ONE}
-        yield Choice("mps", "the GPU of this Mac, one process", sets, "Apple silicon takes one process")
+        yield AnswerOption("mps", "the GPU of this Mac, one process", sets, "Apple silicon takes one process")
     cores = counted(view.facts.cpu_cores, "core")
-    yield Choice("cpu", f"the CPU ({cores}), one process", {**CPU, **alone}, NO_ACCELERATOR)
+    yield AnswerOption("cpu", f"the CPU ({cores}), one process", {**CPU, **alone}, NO_ACCELERATOR)
     two = {**CPU, "nodes.processes_per_node": 2}
-    yield Choice("cpu-2", "the CPU, two processes: to try a strategy without GPUs", two, NO_ACCELERATOR)
+    yield AnswerOption("cpu-2", "the CPU, two processes: to try a strategy without GPUs", two, NO_ACCELERATOR)
     each = len(cards) or 1
     device = {**cuda, "devices.select": each} if cards else CPU
     alike = f"a process on each of {counted(each, 'GPU')}" if cards else "one process on the CPU of each"
     sets = {**device, "nodes.processes_per_node": each, "nodes.count": 2}
-    yield Choice("nodes", f"several machines like this one: {alike}", sets, f"machines alike: {alike}")
+    yield AnswerOption("nodes", f"several machines like this one: {alike}", sets, f"machines alike: {alike}")
 
 
 def _place(view: View) -> tuple[str, str]:
@@ -188,16 +188,16 @@ def _spreading(view: View) -> Iterator[str]:
         yield "A script of kind torch does this by itself: choose what it does."
 
 
-def _strategies(view: View) -> Iterator[Choice]:
+def _strategies(view: View) -> Iterator[AnswerOption]:
     memory = min((gpu.memory_total for gpu in view.used_cards), default=None)
     for name in view.values("strategy.kind"):
         note = reason = what = view.meaning("strategy.kind", name)
         if memory is not None:
-            size = in_words(largest(name, view.ranks, memory))
+            size = format_parameters(largest(name, view.ranks, memory))
             note = f"up to {size} parameters; {what[:1].lower()}{what[1:]}"
             reason = f"{what}; room for about {size} parameters before activations"
         if name != "single":
-            yield Choice(name, note, {"strategy.kind": name}, reason)
+            yield AnswerOption(name, note, {"strategy.kind": name}, reason)
 
 
 def _best_strategy(view: View) -> tuple[str, str]:
@@ -213,18 +213,18 @@ def _best_strategy(view: View) -> tuple[str, str]:
     memory = min(gpu.memory_total for gpu in cards)
     # Each next one divides more and so has more traffic.
     fitting = (name for name in ("ddp", "zero2", "fsdp") if largest(name, view.ranks, memory) >= size)
-    return next(fitting, "fsdp"), f"the model has {in_words(size)} parameters"
+    return next(fitting, "fsdp"), f"the model has {format_parameters(size)} parameters"
 
 
-def _shardings(view: View) -> Iterator[Choice]:
+def _shardings(view: View) -> Iterator[AnswerOption]:
     key = "strategy.sharding"
     for name in SHARDING:  # of both versions of FSDP
         note = view.meaning(key, name)
-        yield Choice(name, note, {key: name, "strategy.offload": False}, f"{name} {note}".strip())
+        yield AnswerOption(name, note, {key: name, "strategy.offload": False}, f"{name} {note}".strip())
     first = SHARDING[0]
     note = f"{first}, with the shards in CPU memory; slower"
     reason = "shards live in CPU memory: the least device memory, slower steps"
-    yield Choice("offload", note, {key: first, "strategy.offload": True}, reason)
+    yield AnswerOption("offload", note, {key: first, "strategy.offload": True}, reason)
 
 
 def _read_wrapping(view: View, text: str) -> Read:
@@ -237,21 +237,21 @@ def _read_wrapping(view: View, text: str) -> Read:
     return {"strategy.auto_wrap": "transformer", "strategy.wrap_classes": names}, "the classes of the model's blocks"
 
 
-def _offloads(view: View) -> Iterator[Choice]:
+def _offloads(view: View) -> Iterator[AnswerOption]:
     """Nothing; the optimizer's state to each place; state and parameters, where the stage divides both."""
     optimizer, parameter = (
         [place for place in view.values(key) if place != "none"] if view.declared(key) else [] for key in OFFLOADS
     )
     nothing = {key: "none" for key in OFFLOADS if view.declared(key)}
-    yield Choice("none", "everything stays on the GPUs", nothing, "nothing is offloaded")
+    yield AnswerOption("none", "everything stays on the GPUs", nothing, "nothing is offloaded")
     for place in optimizer:
         reason = f"optimizer state lives on {place.upper()}: slower, and room on the GPUs"
-        yield Choice(place, f"optimizer state to {place.upper()}", {**nothing, OFFLOADS[0]: place}, reason)
+        yield AnswerOption(place, f"optimizer state to {place.upper()}", {**nothing, OFFLOADS[0]: place}, reason)
     for place in parameter:
         if place in optimizer:
             what, sets = f"optimizer state and parameters to {place.upper()}", dict.fromkeys(OFFLOADS, place)
             reason = f"optimizer state and parameters live on {place.upper()}: the slowest, the least on the GPUs"
-            yield Choice(f"{place}-all", what, sets, reason)
+            yield AnswerOption(f"{place}-all", what, sets, reason)
 
 
 def _offload(view: View) -> tuple[str, str]:
@@ -259,10 +259,10 @@ def _offload(view: View) -> tuple[str, str]:
     return default, view.base.name if default != "none" else "the fastest"
 
 
-def _launchers(view: View) -> Iterator[Choice]:
+def _launchers(view: View) -> Iterator[AnswerOption]:
     for choice in as_schema(view, "launcher.kind"):
         note = LAUNCHERS[choice.word].HELP if choice.word in LAUNCHERS else choice.note
-        yield Choice(choice.word, note, choice.sets, f"{choice.word} {note}")
+        yield AnswerOption(choice.word, note, choice.sets, f"{choice.word} {note}")
 
 
 # What it trains on.
@@ -318,9 +318,9 @@ def _format(view: View) -> tuple[str, str]:
     return "fp32", "the fastest on a CPU" if view.device == "cpu" else "safe everywhere"
 
 
-def _batches(view: View) -> Iterator[Choice]:
+def _batches(view: View) -> Iterator[AnswerOption]:
     if view.get("program.kind") in KEEPS_ITS_BATCH:
-        yield Choice("own", "the script's own sizes: it is told none", {}, "")
+        yield AnswerOption("own", "the script's own sizes: it is told none", {}, "")
 
 
 def _batch(view: View) -> tuple[str, str]:
@@ -355,10 +355,10 @@ def _read_batch(view: View, text: str) -> Read:
     return sets, f"{total} = {micro} per pass x {passes} x {processes}"
 
 
-def _recomputing(view: View) -> Iterator[Choice]:
+def _recomputing(view: View) -> Iterator[AnswerOption]:
     reason = "activations are computed again in backward: less memory, about a quarter more time"
-    yield Choice("no", "the fastest while the batch fits", {EVERY: False}, "the batch fits")
-    yield Choice("yes", "much less memory, about a quarter more time", {EVERY: True}, reason)
+    yield AnswerOption("no", "the fastest while the batch fits", {EVERY: False}, "the batch fits")
+    yield AnswerOption("yes", "much less memory, about a quarter more time", {EVERY: True}, reason)
 
 
 def _recomputes(view: View) -> tuple[str, str]:

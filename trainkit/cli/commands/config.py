@@ -22,7 +22,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from questionary.prompts.common import InquirerControl
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
-from trainkit.cli.disk import Disk, modeline, working_folder, write_file
+from trainkit.cli.file_system import FileSystem, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.options import On, Option
 from trainkit.cli.pipeline import find_recipe
@@ -31,7 +31,7 @@ from trainkit.files import is_there
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.paths import absolute
 from trainkit.text import wrapped
-from trainkit.wizard.question import Base, Choice, Question, View
+from trainkit.wizard.question import AnswerOption, Base, Question, View
 from trainkit.wizard.session import (
     ANSWERS,
     Finished,
@@ -301,12 +301,15 @@ class Conversation:
         show_diagnostics(finished.warnings)
         # Without its first line, which is for editors.
         say(["", finished.text.partition("\n")[2], table.render(finished.plan, self.asker.width)])
-        exists = Disk().exists(str(self.target)) and not self.force
+        exists = FileSystem().exists(str(self.target)) and not self.force
         yes, note = ("replace", "the existing file") if exists else ("yes", f"write {self.target}")
         question = Question(
             f"{self.target} exists. Replace it?" if exists else f"Write {self.target}?",
             ("The recipe is a text file that you can edit. < goes back to the questions.",),
-            (Choice(yes, note, {}, ""), Choice("no", "quit without writing it; the answers are saved", {}, "")),
+            (
+                AnswerOption(yes, note, {}, ""),
+                AnswerOption("no", "quit without writing it; the answers are saved", {}, ""),
+            ),
             "no" if exists else "yes",
             expected="another file's name, *.yaml",
         )
@@ -359,7 +362,9 @@ class Conversation:
 def _free(target: Path) -> Path:
     """The path, or the next one with a number where another file is than answers of an earlier call."""
     numbered = (target.with_name(f"{target.name.removesuffix('.yaml')}-{number}.yaml") for number in count(2))
-    return next(path for path in chain((target,), numbered) if not Disk().exists(str(path)) or _holds_answers(path))
+    return next(
+        path for path in chain((target,), numbered) if not FileSystem().exists(str(path)) or _holds_answers(path)
+    )
 
 
 def _holds_answers(found: Path) -> bool:
@@ -398,7 +403,7 @@ def config(
 
     Example: trainkit config --defaults --set strategy.kind=fsdp --output fsdp.yaml
     """
-    disk, cwd = Disk(), working_folder()
+    disk, cwd = FileSystem(), working_folder()
     # What this shell adds to every recipe must not become part of one.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TRAINKIT__")}
     recipe = find_recipe(base, disk) if base is not None else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainkit.cli.diagnostics import write_text
-from trainkit.cli.disk import working_folder
+from trainkit.cli.file_system import working_folder
 from trainkit.cli.line import own_program
 from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line

@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
-from trainkit.cli.disk import Disk, modeline, working_folder, write_file
+from trainkit.cli.file_system import FileSystem, modeline, working_folder, write_file
 from trainkit.cli.options import Force, Option
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import is_there
@@ -66,13 +66,13 @@ def import_(
     Example: trainkit import ds_config.json --output recipe.yaml
     """
     from trainkit.convert.importing import ShellOptions, check_import, import_words
-    from trainkit.tools.base.draft import ImportContext
+    from trainkit.tools.base.imported_recipe import ImportContext
 
     argv, cwd, output = list(context.args), working_folder(), None if output == "-" else output
     refuse(argv, output, kind, force=force)
     target = posixpath.normpath(posixpath.join(cwd, output or "recipe.yaml"))
     first = modeline() if output is not None else ""
-    here = ImportContext(Disk(), cwd, os.environ, frozenset(public or ()), tuple(filter(None, sys.path)))
+    here = ImportContext(FileSystem(), cwd, os.environ, frozenset(public or ()), tuple(filter(None, sys.path)))
     lines = ShellOptions(dict(_assignment(each) for each in set_ or ()), line)
     read = import_words(argv, here, target, program=context.obj, kind=kind, modeline=first, lines=lines)
     show_diagnostics([*check_import(read, here, target), *_slips(argv)])

@@ -57,7 +57,7 @@ def status(
 def shown_states(found: Sequence[tuple[RunState, RunLayout]], *, as_json: bool, several: bool) -> str:
     """States for people, or as JSON: of an array job (several) a list."""
     if not as_json:
-        return "\n".join(described(state, layout) for state, layout in found)
+        return "\n".join(describe_state(state, layout) for state, layout in found)
     data = [as_data(state, layout) for state, layout in found]
     return json.dumps(data if several else data[0], indent=2)
 
@@ -67,7 +67,7 @@ def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
     return {"path": str(layout.root), "state": found.word, **fields}
 
 
-def described(found: RunState, layout: RunLayout) -> str:
+def describe_state(found: RunState, layout: RunLayout) -> str:
     """A state in a few words: what, where, how far, who says so."""
     from trainkit.schedulers.jobs.states import age
 

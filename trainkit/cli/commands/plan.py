@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
-from trainkit.cli.disk import write_file
+from trainkit.cli.file_system import write_file
 from trainkit.cli.options import Json, On, Option, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
-from trainkit.cli.disk import MACHINES, MODELINE, Disk, modeline, write_file
+from trainkit.cli.file_system import MACHINES, MODELINE, FileSystem, modeline, write_file
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Argument, Force, Json, On, Option, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
@@ -38,7 +38,7 @@ def ls(
     """
     from trainkit.cli.machines import profiles
 
-    known = {**Disk().shipped(), **{f"{MACHINES}/{name}": str(path) for name, path in profiles().items()}}
+    known = {**FileSystem().shipped(), **{f"{MACHINES}/{name}": str(path) for name, path in profiles().items()}}
     found = [(name, path, first_comment(Path(path))) for name, path in sorted(known.items()) if pattern in name]
     if as_json:
         listing = [dict(zip(("name", "path", "description"), each, strict=True)) for each in found]
@@ -72,7 +72,7 @@ def cp(
     from trainkit.cli.machines import profiles
     from trainkit.recipe.yaml_writer import recipe_name, scalar
 
-    shipped = Disk().shipped()
+    shipped = FileSystem().shipped()
     machines = {f"{MACHINES}/{stem}": str(path) for stem, path in profiles().items()}
     path = shipped.get(f"recipes/{name}") or {**machines, **shipped}.get(name)
     if path is None:
@@ -115,7 +115,7 @@ def check(context: click.Context, presets: Presets = None, as_json: Json = False
     reports: list[dict[str, Any]] = []
     for recipe in recipes:
         shown = recipe if isinstance(recipe, str) else shlex.join(mask_words(recipe.words))
-        diagnostics, valid = judge(recipe, overrides, presets)
+        diagnostics, valid = check_recipe(recipe, overrides, presets)
         reports.append({"recipe": shown, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
         if not as_json:
             show_diagnostics(diagnostics)
@@ -126,7 +126,7 @@ def check(context: click.Context, presets: Presets = None, as_json: Json = False
         raise click.exceptions.Exit(ExitCode.USAGE)
 
 
-def judge(
+def check_recipe(
     recipe: str | OwnProgram, overrides: Sequence[str], presets: Sequence[str] | None
 ) -> tuple[list[Diagnostic], bool]:
     """The findings on a recipe and each of its variants, every one once, and whether all are valid."""

@@ -51,7 +51,7 @@ def run(
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
     resolved = resolve_line(context, presets, variant)
-    as_step(resolved.recipe)
+    run_under_srun(resolved.recipe)
     if node_rank is None and resolved.recipe.nodes.count > 1 and shares_console(os.environ):
         raise click.exceptions.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
@@ -110,7 +110,7 @@ def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
     return run_request(planned, resolved, lambda: requested(resolved, node_rank), node_rank)
 
 
-def as_step(recipe: Recipe) -> None:
+def run_under_srun(recipe: Recipe) -> None:
     """In the batch script of a job on several nodes: run this command on each of them, and exit with its code."""
     place = place_in(os.environ)
     if isinstance(place, Allocation) and recipe.nodes.count > 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from trainkit.convert.shell.evaluating import COUNTS_GPUS, PREPARES, EvaluatedScript, Script, Step, evaluate
 from trainkit.convert.shell.rewriting import END, RANKS, START, WHOLE, UnreadError, is_open, names_in
 from trainkit.errors import UsageError
-from trainkit.tools.base.draft import Draft, argv_origin
+from trainkit.tools.base.imported_recipe import ImportedRecipe, argv_origin
 
 MOST = 1 << 18  # characters of a script
 _PLACEHOLDER = re.compile(r"(?<!<)<[^\W\d_](?:[^<>\n]*[^<>\s])?>")  # which Bash takes for two redirections
@@ -246,7 +246,7 @@ def _is_python(started: Step) -> bool:
     return any(name.rpartition("/")[2].startswith("python") for name in names) and "torch.distributed" not in str(names)
 
 
-def name_what_is_open(draft: Draft, opened: OpenParts) -> None:
+def name_what_is_open(draft: ImportedRecipe, opened: OpenParts) -> None:
     """Note an error for each setting that holds what only a running shell knows; elsewhere it was of no account."""
     for key, each in [*draft.settings.items()]:
         if isinstance(each.value, str) and not key.startswith(("env.", "program.args")):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.files import open_regular, read_json_lines
-from trainkit.launch_plan.model import Card
+from trainkit.launch_plan.model import PlannedGpu
 from trainkit.machine.gpus import NvmlQueries
 
 # NVML's utilization is a mean over a sixth of a second to one second: sampling more often would show nothing more.
@@ -28,7 +28,7 @@ class GpuWatch:
     peak: the most occupied memory of each GPU, in bytes, by UUID.
     """
 
-    def __init__(self, cards: Sequence[Card], file: Path) -> None:
+    def __init__(self, cards: Sequence[PlannedGpu], file: Path) -> None:
         self.peak: dict[str, int] = {}
         self._cards = tuple(cards)
         self._file = file

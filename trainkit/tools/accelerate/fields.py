@@ -10,9 +10,9 @@ from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import Source
 from trainkit.recipe.schema import Fsdp
-from trainkit.tools.base.draft import card
 from trainkit.tools.base.fields import UNSET, Settings, Unsupported, by_name, setting
 from trainkit.tools.base.fsdp_settings import FIELDS, FIRST_VERSION
+from trainkit.tools.base.imported_recipe import card
 from trainkit.tools.base.launcher_flags import LauncherFlag, fixed, rule, whole_number
 from trainkit.tools.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.tools.deepspeed.fields import ZERO3_INIT, kind_of
@@ -21,7 +21,7 @@ Encoder = Callable[[Context], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting(LauncherFlag):
+class AccelerateField(LauncherFlag):
     """A field of the config file: its name is the dotted key, and the last part of that is a flag of the launcher.
 
     variable: what the workers read, and text: the value as it is there. in_file: whether the plan's file has the key.
@@ -133,12 +133,16 @@ def _read_cards(value: Any) -> Settings:
     return {} if value == "all" else {"devices.select": chosen}
 
 
-_LAUNCH: tuple[Setting, ...] = (
-    Setting("compute_environment", (), fixed("LOCAL_MACHINE"), source=rule("not SageMaker"), flag=False),
-    Setting("debug", (), fixed(False), switched("env.ACCELERATE_DEBUG_MODE", "true"), source=DEFAULT, switch=True),
-    Setting("distributed_type", ("strategy.kind",), distributed_type, source=_strategy_source, flag=False),
-    Setting("downcast_bf16", decode=switched("env.ACCELERATE_DOWNCAST_BF16", "true"), switch=True, idle=("no",)),
-    Setting(
+_LAUNCH: tuple[AccelerateField, ...] = (
+    AccelerateField("compute_environment", (), fixed("LOCAL_MACHINE"), source=rule("not SageMaker"), flag=False),
+    AccelerateField(
+        "debug", (), fixed(False), switched("env.ACCELERATE_DEBUG_MODE", "true"), source=DEFAULT, switch=True
+    ),
+    AccelerateField("distributed_type", ("strategy.kind",), distributed_type, source=_strategy_source, flag=False),
+    AccelerateField(
+        "downcast_bf16", decode=switched("env.ACCELERATE_DOWNCAST_BF16", "true"), switch=True, idle=("no",)
+    ),
+    AccelerateField(
         "enable_cpu_affinity",
         encode=fixed(False),
         decode=switched("launcher.numa_binding", "node"),
@@ -146,16 +150,16 @@ _LAUNCH: tuple[Setting, ...] = (
         switch=True,
         idle=(),
     ),
-    Setting(
+    AccelerateField(
         "gpu_ids",
         ("devices.select", "devices.order"),
         fixed("all"),
         _read_cards,
         source=rule("the cards are chosen by CUDA_VISIBLE_DEVICES"),
     ),
-    Setting("machine_rank", (), fixed(0), nothing_but(0), source=rule("given as a flag on several nodes")),
-    Setting("main_training_function", (), fixed("main"), nothing_but("main"), source=DEFAULT),
-    Setting(
+    AccelerateField("machine_rank", (), fixed(0), nothing_but(0), source=rule("given as a flag on several nodes")),
+    AccelerateField("main_training_function", (), fixed("main"), nothing_but("main"), source=DEFAULT),
+    AccelerateField(
         "mixed_precision",
         ("precision.dtype",),
         lambda context: MIXED[context.dtype] if on_accelerator(context) and not context.zero else "no",
@@ -165,25 +169,27 @@ _LAUNCH: tuple[Setting, ...] = (
         in_file=lambda context: not (on_accelerator(context) and context.zero),  # beside DeepSpeed's file an error
         source=_precision_source,
     ),
-    Setting("num_machines", ("nodes.count",), lambda context: context.topology.nodes, whole_number("nodes.count")),
-    Setting("num_processes", RANKS, lambda context: context.topology.world_size),
-    Setting(
+    AccelerateField(
+        "num_machines", ("nodes.count",), lambda context: context.topology.nodes, whole_number("nodes.count")
+    ),
+    AccelerateField("num_processes", RANKS, lambda context: context.topology.world_size),
+    AccelerateField(
         "rdzv_backend",
         encode=fixed("static"),
         source=rule("also given as a flag, because accelerate ignores it here"),
         idle=("static",),
     ),
-    Setting("same_network", encode=fixed(False), source=DEFAULT, switch=True, idle=(True,)),
-    Setting("use_cpu", ("devices.type",), chooses_cpu, switched("devices.type", "cpu"), flag=False),
-    Setting("use_mps_device", decode=switched("devices.type", "mps"), switch=True),
-    Setting("tpu_use_sudo", switch=True, idle=()),
-    Setting("main_process_ip", ("nodes.rendezvous",)),
-    Setting("main_process_port", ("nodes.rendezvous",)),
-    Setting("max_restarts", decode=whole_number("launcher.max_restarts")),
+    AccelerateField("same_network", encode=fixed(False), source=DEFAULT, switch=True, idle=(True,)),
+    AccelerateField("use_cpu", ("devices.type",), chooses_cpu, switched("devices.type", "cpu"), flag=False),
+    AccelerateField("use_mps_device", decode=switched("devices.type", "mps"), switch=True),
+    AccelerateField("tpu_use_sudo", switch=True, idle=()),
+    AccelerateField("main_process_ip", ("nodes.rendezvous",)),
+    AccelerateField("main_process_port", ("nodes.rendezvous",)),
+    AccelerateField("max_restarts", decode=whole_number("launcher.max_restarts")),
     # which accelerate hands to the ranks under this name (utils/launch.py)
-    Setting("num_cpu_threads_per_process", decode=plain("env.OMP_NUM_THREADS")),
-    Setting("fp16", decode=switched("precision.dtype", "fp16"), flag=False),
-    Setting(
+    AccelerateField("num_cpu_threads_per_process", decode=plain("env.OMP_NUM_THREADS")),
+    AccelerateField("fp16", decode=switched("precision.dtype", "fp16"), flag=False),
+    AccelerateField(
         "cpu",
         ("devices.type",),
         when(chooses_cpu, fixed(True)),
@@ -206,13 +212,15 @@ def _by_blocks(context: Context) -> bool:
     return scope == "blocks" or (scope == "auto" and context.recipe.strategy.kind in ("fsdp", "zero3"))
 
 
-def _dynamo(name: str, key: str, encode: Encoder, decode: Callable[[Any], Settings], **more: Any) -> Setting:
+def _dynamo(name: str, key: str, encode: Encoder, decode: Callable[[Any], Settings], **more: Any) -> AccelerateField:
     variable = f"ACCELERATE_DYNAMO_{name.upper()}"
     keys = (f"{COMPILE}.{key}",)
-    return Setting(f"dynamo_config.dynamo_{name}", keys, when(_compiles, encode), decode, variable=variable, **more)
+    return AccelerateField(
+        f"dynamo_config.dynamo_{name}", keys, when(_compiles, encode), decode, variable=variable, **more
+    )
 
 
-_COMPILATION: tuple[Setting, ...] = (
+_COMPILATION: tuple[AccelerateField, ...] = (
     _dynamo("backend", "backend", lambda context: context.recipe.efficiency.compile.backend.upper(),
             lambda value: {f"{COMPILE}.enabled": True, f"{COMPILE}.backend": str(value).lower()} if value not in OFF
             else {},
@@ -223,7 +231,7 @@ _COMPILATION: tuple[Setting, ...] = (
             plain(f"{COMPILE}.dynamic"), default=False, switch=True),
     _dynamo("use_regional_compilation", "scope", _by_blocks,
             lambda value: {f"{COMPILE}.scope": "blocks" if value else "model"}, default=False, switch=True),
-    Setting("dynamo_config.dynamo_use_fullgraph", default=False, variable="ACCELERATE_DYNAMO_USE_FULLGRAPH",
+    AccelerateField("dynamo_config.dynamo_use_fullgraph", default=False, variable="ACCELERATE_DYNAMO_USE_FULLGRAPH",
             switch=True),
 )  # fmt: skip
 
@@ -241,10 +249,12 @@ def _wraps(policy: str) -> Callable[[Context], bool]:
     return lambda context: shards(context) and setting(context, "strategy.auto_wrap") == policy
 
 
-def _fsdp(name: str, encode: Encoder | None = None, default: Any = UNSET, variable: str = "", **more: Any) -> Setting:
+def _fsdp(
+    name: str, encode: Encoder | None = None, default: Any = UNSET, variable: str = "", **more: Any
+) -> AccelerateField:
     """A key that transformers' file has too, and what accelerate makes of it."""
     shared = _SHARED[name]
-    return Setting(
+    return AccelerateField(
         f"fsdp_config.fsdp_{name}",
         shared.keys,
         encode or when(shards, shared.encode),
@@ -256,7 +266,7 @@ def _fsdp(name: str, encode: Encoder | None = None, default: Any = UNSET, variab
     )
 
 
-def _first(name: str) -> Setting:
+def _first(name: str) -> AccelerateField:
     """A switch of version 1; its default is accelerate launch's own, which a script under torchrun would not have."""
     key, default = f"strategy.{name}", FIRST_VERSION[name]
 
@@ -277,9 +287,9 @@ def _loads_once(context: Context) -> bool:
     return setting(context, "strategy.sync_module_states") is not False if chosen is None else chosen
 
 
-FSDP: tuple[Setting, ...] = (
-    Setting("use_fsdp", ("strategy.kind",), when(shards, fixed(True)), variable="ACCELERATE_USE_FSDP", text=word,
-            in_file=fixed(False), switch=True),
+FSDP: tuple[AccelerateField, ...] = (
+    AccelerateField("use_fsdp", ("strategy.kind",), when(shards, fixed(True)), variable="ACCELERATE_USE_FSDP",
+            text=word, in_file=fixed(False), switch=True),
     _fsdp("version", default=1),
     _fsdp("sharding_strategy", when(_is_version(1), lambda context: setting(context, "strategy.sharding").upper()),
           "FULL_SHARD"),
@@ -300,7 +310,7 @@ FSDP: tuple[Setting, ...] = (
     _fsdp("cpu_ram_efficient_loading", when(shards, _loads_once), True,
           source=_or_launched("strategy.cpu_ram_efficient_loading")),
     _fsdp("activation_checkpointing", default=False),
-    Setting("fsdp_config.fsdp_activation_checkpointing_offload", default=False, since="1.15",
+    AccelerateField("fsdp_config.fsdp_activation_checkpointing_offload", default=False, since="1.15",
             variable="FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", text=word),
 )  # fmt: skip
 
@@ -313,40 +323,40 @@ def _built_in_shards(context: Context) -> bool:
     return context.recipe.strategy.kind == "zero3" and (said is None or str(said).lower() != "false")
 
 
-def _offload(place: str) -> tuple[Setting, Setting]:
+def _offload(place: str) -> tuple[AccelerateField, AccelerateField]:
     """Where a state is kept: the recipe's path is for both."""
     start = f"deepspeed_config.offload_{place}"
     return (
-        Setting(f"{start}_device", decode=plain(f"strategy.offload_{place}", "none")),
-        Setting(f"{start}_nvme_path", decode=plain("strategy.nvme_path")),
+        AccelerateField(f"{start}_device", decode=plain(f"strategy.offload_{place}", "none")),
+        AccelerateField(f"{start}_nvme_path", decode=plain("strategy.nvme_path")),
     )
 
 
-_DEEPSPEED: tuple[Setting, ...] = (
-    Setting("use_deepspeed", ("strategy.kind",), when(is_zero, fixed(True)), variable="ACCELERATE_USE_DEEPSPEED",
-            text=word, in_file=fixed(False), switch=True),
-    Setting("deepspeed_config.deepspeed_config_file", ("strategy.kind",),
+_DEEPSPEED: tuple[AccelerateField, ...] = (
+    AccelerateField("use_deepspeed", ("strategy.kind",), when(is_zero, fixed(True)),
+            variable="ACCELERATE_USE_DEEPSPEED", text=word, in_file=fixed(False), switch=True),
+    AccelerateField("deepspeed_config.deepspeed_config_file", ("strategy.kind",),
             when(is_zero, fixed((Variable.RUN_DIR, f"/{DEEPSPEED}"))), variable="ACCELERATE_DEEPSPEED_CONFIG_FILE",
             in_file=fixed(False)),
-    Setting("deepspeed_config.zero3_init_flag", ("strategy.kind",),
+    AccelerateField("deepspeed_config.zero3_init_flag", ("strategy.kind",),
             when(is_zero, _built_in_shards), variable=ZERO3_INIT, text=word),
-    Setting("deepspeed_config.deepspeed_multinode_launcher", (),
+    AccelerateField("deepspeed_config.deepspeed_multinode_launcher", (),
             when(lambda context: is_zero(context) and context.topology.nodes > 1, fixed("standard")),
             nothing_but("standard", "pdsh"),
             source=rule("accelerate would start the ranks with pdsh; this is torchrun on each node")),
     # Accelerator() lets this variable win over the argument that the script gives it.
-    Setting("deepspeed_config.gradient_accumulation_steps", ("batch.accumulation",),
+    AccelerateField("deepspeed_config.gradient_accumulation_steps", ("batch.accumulation",),
             when(lambda context: on_accelerator(context) and bool(context.resolved.given("batch.accumulation")),
                   lambda context: context.batch.accumulation),
             plain("batch.accumulation", "auto", "none"), variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
             in_file=fixed(False)),
-    Setting("deepspeed_config.zero_stage",
+    AccelerateField("deepspeed_config.zero_stage",
             decode=lambda value: kind_of(int(value) if str(value).isdecimal() else value)),
-    Setting("deepspeed_config.gradient_clipping", decode=plain("train.max_grad_norm", "auto", "none")),
-    Setting("deepspeed_config.zero3_save_16bit_model", decode=plain("strategy.gather_16bit")),
+    AccelerateField("deepspeed_config.gradient_clipping", decode=plain("train.max_grad_norm", "auto", "none")),
+    AccelerateField("deepspeed_config.zero3_save_16bit_model", decode=plain("strategy.gather_16bit")),
     *_offload("optimizer"),
     *_offload("param"),
-    *(Setting(f"deepspeed_config.deepspeed_{name}")
+    *(AccelerateField(f"deepspeed_config.deepspeed_{name}")
       for name in ("hostfile", "exclusion_filter", "inclusion_filter", "moe_layer_cls_names")),
 )  # fmt: skip
-SETTINGS: tuple[Setting, ...] = (*_LAUNCH, *_COMPILATION, *FSDP, *_DEEPSPEED)
+SETTINGS: tuple[AccelerateField, ...] = (*_LAUNCH, *_COMPILATION, *FSDP, *_DEEPSPEED)

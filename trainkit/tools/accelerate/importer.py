@@ -20,19 +20,19 @@ from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.yaml_reader import read_scalar
 from trainkit.tools.accelerate.fields import OFF, SETTINGS
-from trainkit.tools.base.draft import (
+from trainkit.tools.base.fields import Unsupported, by_name
+from trainkit.tools.base.fsdp_settings import FIELDS, FIRST_VERSION, read_settings
+from trainkit.tools.base.imported_recipe import (
     LAYER,
-    Draft,
-    FlagUse,
     ForeignFile,
     ImportContext,
+    ImportedFlag,
+    ImportedRecipe,
     argv_origin,
     number_cards,
     number_of,
     open_foreign_file,
 )
-from trainkit.tools.base.fields import Unsupported, by_name
-from trainkit.tools.base.fsdp_settings import FIELDS, FIRST_VERSION, read_settings
 from trainkit.tools.deepspeed.config import leaves
 from trainkit.tools.deepspeed.fields import AUTO, FORMATS, ZERO3_INIT
 from trainkit.tools.deepspeed.importer import take_apart, use_as_base
@@ -138,7 +138,7 @@ class ImportedConfig:
     program: whether a program is named; without one, the recipe is for the built-in trainer.
     """
 
-    draft: Draft
+    draft: ImportedRecipe
     context: ImportContext
     values: dict[str, Assignment]
     program: bool = False
@@ -331,13 +331,13 @@ def recognises(tree: Mapping[str, Any]) -> bool:
     return "distributed_type" in tree or "compute_environment" in tree
 
 
-def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
+def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Settings of the file alone, for the built-in trainer. Its processes count with any launcher."""
     interpret(ImportedConfig(draft, context, flattened(source.tree, source.at)))
     number_cards(draft, context)
 
 
-def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> int | None:
+def launched(draft: ImportedRecipe, context: ImportContext, flags: Sequence[ImportedFlag]) -> int | None:
     """Settings of `accelerate launch`: its flags win over its file. Returns the processes of each machine."""
     named = {each.name: each for each in flags}
     values: dict[str, Assignment] = {}
@@ -371,14 +371,16 @@ def launched(draft: Draft, context: ImportContext, flags: Sequence[FlagUse]) -> 
     return interpret(ImportedConfig(draft, context, values, program=True))
 
 
-def _visible(draft: Draft) -> int:
+def _visible(draft: ImportedRecipe) -> int:
     """How many cards the launcher sees, at least 1; 2 where that is not known."""
     cards = draft.get("devices.select")
     known = cards == "none" or (isinstance(cards, list) and not any(map(interpolated, cards)))
     return (1 if cards == "none" else len(cards)) if known else 2
 
 
-def _config_file(draft: Draft, context: ImportContext, named: Mapping[str, FlagUse]) -> ForeignFile | None:
+def _config_file(
+    draft: ImportedRecipe, context: ImportContext, named: Mapping[str, ImportedFlag]
+) -> ForeignFile | None:
     """The file that is named, else the one that accelerate launch reads by itself; None where there is none.
 
     Source: accelerate, commands/config/config_args.py and commands/launch.py (_validate_launch_command).

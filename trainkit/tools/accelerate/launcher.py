@@ -19,8 +19,8 @@ from trainkit.recipe.schema.launching import ON_ACCELERATE
 from trainkit.recipe.yaml_writer import block, scalar
 from trainkit.tools import python, torchrun
 from trainkit.tools.accelerate.fields import SETTINGS, chooses_cpu, distributed_type, is_zero, through_torchrun, when
-from trainkit.tools.base.draft import Draft, ImportContext, argv_origin
 from trainkit.tools.base.fields import UNSET
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe, argv_origin
 from trainkit.tools.base.interface import NODE_RANK, LauncherCommand, master, restarts
 from trainkit.tools.base.launcher_flags import (
     LauncherFlag,
@@ -174,7 +174,7 @@ def shell_words(context: Context, folder: str) -> tuple[str, ...]:
     return ("accelerate", "launch", config, *several, *restarts(context))
 
 
-def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
     """Import `accelerate launch`, with its config file where one is named."""
     from trainkit.tools.accelerate.importer import launched
 

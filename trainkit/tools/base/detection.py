@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from trainkit.recipe.paths import absolute, seen_from
-from trainkit.tools.base.draft import ImportContext
+from trainkit.tools.base.imported_recipe import ImportContext
 from trainkit.tools.base.interface import Detection
 from trainkit.tools.base.launcher_flags import script_flags
 from trainkit.tools.registry import PROGRAMS

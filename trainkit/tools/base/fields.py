@@ -96,12 +96,12 @@ def chosen(context: Context, key: str) -> Any:
     return UNSET if found is None else found
 
 
-def said(context: Context, *keys: str) -> bool:
+def is_set(context: Context, *keys: str) -> bool:
     """Whether a layer gives one of the keys, or something below it."""
-    return any(said_below(context, key) for key in keys)
+    return any(keys_set_below(context, key) for key in keys)
 
 
-def said_below(context: Context, key: str) -> tuple[str, ...]:
+def keys_set_below(context: Context, key: str) -> tuple[str, ...]:
     """The keys at and below a key that layers give: `optimizer.args` is given by `optimizer.args.momentum`."""
     history = context.resolved.history
     found = (each for each in history if each == key or each.startswith(f"{key}."))

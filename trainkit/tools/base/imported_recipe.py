@@ -12,10 +12,10 @@ from trainkit.machine.selection import ORDER
 from trainkit.recipe.assignment import Assignment, layer_of
 from trainkit.recipe.flags import flags
 from trainkit.recipe.interpolation import REFERENCE, interpolated
-from trainkit.recipe.layer import Page, page
+from trainkit.recipe.layer import SourceText, source_text
 from trainkit.recipe.paths import FileChecks, absolute
 from trainkit.recipe.secrets import mask_line
-from trainkit.recipe.short_flags import Use
+from trainkit.recipe.short_flags import ParsedFlag
 from trainkit.recipe.validate import validate_layer
 from trainkit.recipe.yaml_reader import MAX_BYTES, Mark, compose_bytes
 
@@ -42,7 +42,7 @@ class ForeignFile:
     path: str
     tree: Mapping[str, Any]
     values: Mapping[str, Mark]
-    page: Page
+    page: SourceText
     program: tuple[str, ...] = ()
 
     def at(self, key: str) -> Origin:
@@ -63,7 +63,7 @@ def open_foreign_file(context: ImportContext, path: str, program: Sequence[str] 
 def read_mapping(context: ImportContext, path: str, layer: str, strength: int) -> ForeignFile:
     """A JSON or YAML file as a part of a layer. Raises UsageError and RecipeError."""
     document = compose_bytes(_read(context, path))
-    text = page(layer, strength, path, document)
+    text = source_text(layer, strength, path, document)
     if document.errors:
         raise RecipeError([text.diagnose("error", each) for each in document.errors])
     if not isinstance(document.tree, Mapping):
@@ -113,7 +113,7 @@ class ImportContext:
 
 
 @dataclass
-class Draft:
+class ImportedRecipe:
     """What has been understood so far.
 
     replicas: whether several processes are started, which hold replicas unless something says otherwise.
@@ -186,7 +186,7 @@ def argv_origin(*words: str) -> Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class FlagUse:
+class ImportedFlag:
     """One flag as it was used. name: with underscores; value: None for a bare switch."""
 
     name: str
@@ -194,22 +194,24 @@ class FlagUse:
     origin: Origin
 
 
-def read_flag(draft: Draft, context: ImportContext, flag: FlagUse) -> tuple[list[Assignment], list[Diagnostic]]:
+def read_flag(
+    draft: ImportedRecipe, context: ImportContext, flag: ImportedFlag
+) -> tuple[list[Assignment], list[Diagnostic]]:
     """What trainkit's own flag of this name makes of a value; nothing is set yet. The errors include wrong types."""
     current: Callable[[str], Any] = draft.get
-    use = Use(flag.name, flag.value, flag.origin, context.cwd, context.files, current, frozenset())
+    use = ParsedFlag(flag.name, flag.value, flag.origin, context.cwd, context.files, current, frozenset())
     assignments, found = flags()[flag.name].read(use)
     kept = [each for each in found if each.severity == "error"]
     return assignments, kept or wrong_values(assignments, draft)
 
 
-def apply_flag(draft: Draft, context: ImportContext, name: str, value: str | None, origin: Origin) -> None:
+def apply_flag(draft: ImportedRecipe, context: ImportContext, name: str, value: str | None, origin: Origin) -> None:
     """Set what trainkit's own flag of this name makes of a value, or note why it cannot."""
-    assignments, problems = read_flag(draft, context, FlagUse(name, value, origin))
+    assignments, problems = read_flag(draft, context, ImportedFlag(name, value, origin))
     draft.put_all(assignments, problems)
 
 
-def wrong_values(assignments: list[Assignment], draft: Draft) -> list[Diagnostic]:
+def wrong_values(assignments: list[Assignment], draft: ImportedRecipe) -> list[Diagnostic]:
     """Errors in the types and bounds of values."""
     plain = [replace(each, modifier="") for each in assignments]
     given = next((each.value for each in assignments if each.key == "strategy.kind"), None)
@@ -225,7 +227,7 @@ def number_of(value: Any) -> int | None:
     return int(shown) if shown.isdecimal() else None
 
 
-def number_cards(draft: Draft, context: ImportContext) -> None:
+def number_cards(draft: ImportedRecipe, context: ImportContext) -> None:
     """Say how a list of cards counts, which no launcher sets: as CUDA_DEVICE_ORDER says, else by CUDA itself."""
     if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
         exported = context.environ.get("CUDA_DEVICE_ORDER")

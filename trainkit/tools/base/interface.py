@@ -12,7 +12,7 @@ from trainkit.launch_plan.provenance import SourcedFile, SourcedVariable, Token
 from trainkit.launch_plan.rules import InputRule, PlanRule, Table, incompatible
 
 if TYPE_CHECKING:
-    from trainkit.tools.base.draft import Draft, ImportContext
+    from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe
 
 # Of launchers that make each process a rank of a group, a single one too.
 ALWAYS_A_GROUP: tuple[PlanRule, ...] = (
@@ -106,7 +106,7 @@ class Launcher(Protocol):
     def shell_words(self, context: Context, folder: str) -> tuple[str, ...]:
         """The launcher as one starts it without trainkit, ready for the shell. folder: where its files lie."""
 
-    def read(self, draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+    def read(self, draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
         """Import a command: the launcher's flags become settings, and errors are noted in the draft."""
 
 
@@ -172,7 +172,7 @@ class Program(Protocol):
     def environment(self, context: Context) -> tuple[SourcedVariable, ...]:
         """Variables through which settings reach the program."""
 
-    def read(self, draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+    def read(self, draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> list[str]:
         """Import a script's arguments: those with a recipe key become settings, and the others are returned."""
 
 
@@ -181,6 +181,6 @@ def nothing(context: Context) -> tuple[()]:
     return ()
 
 
-def all_own(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+def all_own(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> list[str]:
     """For programs whose arguments are all their own affair."""
     return list(argv)

@@ -14,8 +14,8 @@ from trainkit.recipe.interpolation import interpolated
 from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.secrets import secret_arguments
 from trainkit.recipe.suggestions import did_you_mean
-from trainkit.tools.base.draft import Draft, FlagUse, argv_origin
 from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, by_name
+from trainkit.tools.base.imported_recipe import ImportedFlag, ImportedRecipe, argv_origin
 
 TRUE = ("true", "yes", "y", "1", "t")  # as HfArgumentParser reads them
 FALSE = ("false", "no", "n", "0", "f")
@@ -155,14 +155,14 @@ def _begun(flags: Sequence[LauncherFlag], start: str) -> LauncherFlag | None:
 
 
 def parse_flags(
-    draft: Draft, tool: str, flags: Sequence[LauncherFlag], argv: Sequence[str], *, abbreviated: bool = True
-) -> tuple[list[FlagUse], list[str]]:
+    draft: ImportedRecipe, tool: str, flags: Sequence[LauncherFlag], argv: Sequence[str], *, abbreviated: bool = True
+) -> tuple[list[ImportedFlag], list[str]]:
     """The launcher's flags, and the words from the program on. An unknown flag is a problem of the draft's.
 
     abbreviated: whether the tool takes the beginning of a flag's name for the flag, as argparse does by itself.
     """
     short = {flag.short: flag.name for flag in flags if flag.short}
-    rest, found = list(argv), list[FlagUse]()
+    rest, found = list(argv), list[ImportedFlag]()
     # Only up to the program: what follows its name is its own, even where a launcher has such a flag.
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
@@ -181,9 +181,9 @@ def parse_flags(
             draft.fail(f"{written} takes no value", argv_origin(word), "leave out what follows the equals sign")
             return found, []
         if flag.switch or equals:
-            found.append(FlagUse(name, value if equals else None, argv_origin(word)))
+            found.append(ImportedFlag(name, value if equals else None, argv_origin(word)))
         elif rest:
-            found.append(FlagUse(name, rest[0], argv_origin(word, rest.pop(0))))
+            found.append(ImportedFlag(name, rest[0], argv_origin(word, rest.pop(0))))
         else:
             draft.fail(f"{word} requires a value", argv_origin(word), "add the value behind it")
             return found, []
@@ -193,7 +193,9 @@ def parse_flags(
     return found, rest
 
 
-def put_settings(draft: Draft, flags: Sequence[LauncherFlag], used: Sequence[FlagUse], done: Set[str]) -> None:
+def put_settings(
+    draft: ImportedRecipe, flags: Sequence[LauncherFlag], used: Sequence[ImportedFlag], done: Set[str]
+) -> None:
     """Set what each flag means, and name those without a recipe key. done: names of flags that have been read."""
     left: list[str] = []
     for use in used:

@@ -12,7 +12,7 @@ from trainkit.launch_plan.provenance import SourcedVariable, Token, interpreter,
 from trainkit.lazy import call
 from trainkit.recipe.schema.launching import Scalar, program_argv
 from trainkit.text import counted
-from trainkit.tools.base.fields import said
+from trainkit.tools.base.fields import is_set
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
 made_in_script = call("trainkit.tools.hf.support:made_in_script")
@@ -29,7 +29,7 @@ def is_executable(context: Context) -> bool:
     return bool(script and not script.endswith(PYTHON))
 
 
-def described(context: Context) -> str:
+def own_program_line(context: Context) -> str:
     """The program, for people."""
     program = context.recipe.program
     if is_executable(context):
@@ -39,7 +39,7 @@ def described(context: Context) -> str:
 
 def reason(context: Context) -> str:
     """The same with the library that it is built on."""
-    return f"{described(context)}, on {PROGRAMS[context.recipe.program.kind].DETECTION.library}"
+    return f"{own_program_line(context)}, on {PROGRAMS[context.recipe.program.kind].DETECTION.library}"
 
 
 def argv(context: Context, more: tuple[Token, ...] = (), own: tuple[Token, ...] | None = None) -> tuple[Token, ...]:
@@ -143,7 +143,7 @@ LIBRARIES = ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY")
 def wrapper(context: Context, names: tuple[str, ...] = LIBRARIES) -> tuple[Token, ...]:
     """The level of the libraries' log lines on the ranks that are not a main one."""
     keys = ("logging.replica_level", "logging.each_node")
-    if not said(context, *LEVELS):
+    if not is_set(context, *LEVELS):
         return ()
     logging = context.recipe.logging
     main = "each-node" if logging.each_node else "one"
@@ -154,6 +154,6 @@ def wrapper(context: Context, names: tuple[str, ...] = LIBRARIES) -> tuple[Token
 def verbosity(context: Context, names: tuple[str, ...] = LIBRARIES) -> tuple[SourcedVariable, ...]:
     """The level of the main ranks."""
     level, key = context.recipe.logging.level, "logging.level"
-    if not said(context, *LEVELS):
+    if not is_set(context, *LEVELS):
         return ()
     return tuple(variable(name, level, keys=(key,), rule="the level of the main ranks") for name in names)

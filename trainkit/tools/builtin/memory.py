@@ -51,7 +51,7 @@ def largest(strategy: str, ranks: int, memory: float, *, mixed: bool = True, who
     return max(memory - RESERVED, 0) / (whole - divided + divided / ranks)
 
 
-def in_words(parameters: float) -> str:
+def format_parameters(parameters: float) -> str:
     """`1.2 B` or `0.8 M`, cut and not rounded."""
     unit, name = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
     return f"{int(parameters / unit * 10) / 10:g} {name}"
@@ -103,7 +103,8 @@ def _needlessly_divided(context: Context, size: float, memory: int, *, offloaded
     if kind in ("single", "ddp") or taken is None or largest("single", 1, memory - taken, mixed=mixed) < size:
         return
     what = (
-        f"the model's {in_words(size)} parameters fit on one card with gradients, optimizer state and activations "
+        f"the model's {format_parameters(size)} parameters fit on one GPU with gradients, optimizer state and "
+        "activations "
         f"(some {format_memory(taken)} or less for batch.micro {context.batch.micro}): {kind} makes room for larger "
         f"batches alone{', and offload slows each step' if offloaded else ''}"
     )
@@ -119,10 +120,11 @@ def _too_large(context: Context, size: float, memory: int) -> Iterator[Diagnosti
     if limit >= size:
         return
     enough = [kind for kind in ("zero2", "fsdp") if ranks > 1 and largest(kind, ranks, memory, mixed=mixed) >= size]
-    cards = f"{ranks} cards" if ranks > 1 else "one card"
+    gpus = f"{ranks} GPUs" if ranks > 1 else "one GPU"
     what = (
-        f"the model's {in_words(size)} parameters do not fit with gradients and optimizer state: {strategy.kind} has "
-        f"room for {in_words(limit)} on {cards} of {memory / 1024**3:.0f} GiB, before activations"
+        f"the model's {format_parameters(size)} parameters do not fit with gradients and optimizer state: "
+        f"{strategy.kind} has room for {format_parameters(limit)} on {gpus} of {memory / 1024**3:.0f} GiB, "
+        "before activations"
         f"{', for strategy.reduce_gradients: once holds all gradients on each rank' if once else ''}"
     )
     if once and strategy.kind in enough:

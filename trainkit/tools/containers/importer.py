@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from trainkit.tools.base.draft import Draft, ImportContext, argv_origin, card
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe, argv_origin, card
 from trainkit.tools.containers.engines import DOCKER_SETS
 
 # Command -> kind of the engine, and what starts a container with a command.
@@ -28,7 +28,9 @@ def start_of_container(words: Sequence[str]) -> int:
     return count if known[1] in words[count - 1 : count] else 0
 
 
-def read_container(draft: Draft, context: ImportContext, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def read_container(
+    draft: ImportedRecipe, context: ImportContext, words: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
     """Import an engine's command; the variables that it gives by value, and the command inside. Errors are noted."""
     name = posixpath.basename(words[0])
     kind, verb = ENGINES[name]
@@ -63,7 +65,7 @@ def read_container(draft: Draft, context: ImportContext, words: Sequence[str]) -
 class _Flags:
     """An engine's flags. rest: what is not read yet; variables: given by value; taken: given by name."""
 
-    def __init__(self, draft: Draft, context: ImportContext, tool: str, rest: list[str]) -> None:
+    def __init__(self, draft: ImportedRecipe, context: ImportContext, tool: str, rest: list[str]) -> None:
         self.draft, self.context, self.tool, self.rest = draft, context, tool, rest
         self.variables: dict[str, str] = {}
         self.taken: list[str] = []

@@ -13,7 +13,7 @@ from trainkit.launch_plan.provenance import Source, SourcedFile
 from trainkit.machine.facts import at_least
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.resolved import Attachment
-from trainkit.tools.base.fields import UNSET, Unsupported, said, setting
+from trainkit.tools.base.fields import UNSET, Unsupported, is_set, setting
 from trainkit.tools.deepspeed.fields import (
     AGREES,
     AUTO,
@@ -26,9 +26,9 @@ from trainkit.tools.deepspeed.fields import (
     ROWS,
     STAGE,
     ZERO,
+    DeepSpeedField,
     Policy,
-    Reader,
-    Row,
+    ProgramKind,
     policy_of,
 )
 
@@ -51,14 +51,14 @@ UNCALLED: Mapping[str, str] = {
 }
 
 
-def config_file(context: Context, reader: Reader, *, whole: bool = False) -> SourcedFile:
+def config_file(context: Context, reader: ProgramKind, *, whole: bool = False) -> SourcedFile:
     """The file of a plan, for a program of this kind; see `deepspeed_config`."""
     content, sources = deepspeed_config(context, reader, whole=whole)
     text = dumps(content, indent=2, ensure_ascii=False) + "\n"
     return SourcedFile(FILE, text, {key: Source(keys) for key, keys in sources})
 
 
-def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -> tuple[Tree, Sources]:
+def deepspeed_config(context: Context, reader: ProgramKind, *, whole: bool = False) -> tuple[Tree, Sources]:
     """The complete configuration, and for each of its keys the recipe keys that made it.
 
     whole: whether it says what the recipe's defaults mean, too. RecipeError holds every disagreement between the base
@@ -100,12 +100,12 @@ def deepspeed_config(context: Context, reader: Reader, *, whole: bool = False) -
     return tree, sorted(source for source in sources if value_at(tree, source[0], UNSET) is not UNSET)
 
 
-def _value(found: Any, row: Row, policy: Policy, context: Context, *, beside: bool) -> Any:
+def _value(found: Any, row: DeepSpeedField, policy: Policy, context: Context, *, beside: bool) -> Any:
     """What the file has to say at a key; UNSET where that is not the recipe's affair.
 
     found: what it says. beside: whether there is a file of the user's, which may be silent.
     """
-    value, given = row.encode(context), said(context, *row.keys)
+    value, given = row.encode(context), is_set(context, *row.keys)
     if found is UNSET:
         write = (policy.beside or policy.write) if beside else policy.write
         if write == "auto" and not given:
@@ -119,7 +119,7 @@ def _value(found: Any, row: Row, policy: Policy, context: Context, *, beside: bo
     return value if counts else UNSET
 
 
-def _found(tree: Tree, row: Row) -> tuple[str, Any]:
+def _found(tree: Tree, row: DeepSpeedField) -> tuple[str, Any]:
     """What the file says of a field, and under which of the names that DeepSpeed reads it by."""
     if row.name == STAGE and isinstance(tree.get(ZERO), bool):  # as the first versions had it
         return ZERO, int(tree[ZERO])
@@ -131,13 +131,13 @@ def _found(tree: Tree, row: Row) -> tuple[str, Any]:
     return row.name, UNSET
 
 
-def _keys(row: Row, context: Context) -> tuple[str, ...]:
+def _keys(row: DeepSpeedField, context: Context) -> tuple[str, ...]:
     """The recipe keys that decide the value: the stage, of what it does not have."""
     absent = any(key.startswith("strategy.") and setting(context, key) is UNSET for key in row.keys)
     return ("strategy.kind",) if absent else row.keys
 
 
-def _base_tree(base: Attachment | None, reader: Reader) -> tuple[Tree, list[Diagnostic]]:
+def _base_tree(base: Attachment | None, reader: ProgramKind) -> tuple[Tree, list[Diagnostic]]:
     if base is None:
         return {}, []
     if not isinstance(base.tree, Mapping):
@@ -163,14 +163,14 @@ def _fill(tree: Tree, key: str, value: Any, base: Attachment | None) -> Iterator
     tree[last] = value
 
 
-def _agrees(row: Row, found: Any, value: Any, context: Context, policy: Policy) -> bool:
+def _agrees(row: DeepSpeedField, found: Any, value: Any, context: Context, policy: Policy) -> bool:
     """Whether the file says what the recipe does, be it in another word, as Adam for AdamW."""
     if _same(found, value) or not row.name.startswith(HANDED_OVER):
         return _same(found, value)
     meant = row.decode(found)
     if isinstance(meant, Unsupported) or not meant:
         return False
-    open_keys = {key for key in meant if policy == AGREES and not said(context, key)}
+    open_keys = {key for key in meant if policy == AGREES and not is_set(context, key)}
     return all(_same(each, setting(context, key)) for key, each in meant.items() if key not in open_keys)
 
 
@@ -181,7 +181,7 @@ def _same(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-def _disagreement(row: Row, name: str, value: Any, context: Context) -> Diagnostic:
+def _disagreement(row: DeepSpeedField, name: str, value: Any, context: Context) -> Diagnostic:
     keys, base = _keys(row, context), context.resolved.attachments["strategy.config"]
     found = value_at(base.tree, name)
     recipe_keys = " and ".join(keys)
@@ -211,7 +211,7 @@ def _not_for_builtin(tree: Tree, known: set[str], base: Attachment | None) -> It
         yield _problem(section, "does nothing: the built-in trainer does not call it", base, UNCALLED[section])
 
 
-def _not_for_programs(tree: Tree, reader: Reader, context: Context) -> Iterator[Diagnostic]:
+def _not_for_programs(tree: Tree, reader: ProgramKind, context: Context) -> Iterator[Diagnostic]:
     """What the library that reads the file ends with an error at."""
     base = context.resolved.attachments.get("strategy.config")
     if reader in ("hf", "accelerate") and ZERO not in tree:

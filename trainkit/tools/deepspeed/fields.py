@@ -10,12 +10,12 @@ from trainkit.launch_plan.context import Context
 from trainkit.optimizers import OPTIMIZERS, optimizer
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.schema import GptModel
-from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, boolean, said, same, setting
+from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, boolean, is_set, same, setting
 
 OPTIMIZER_KEYS = tuple(f"optimizer.{name}" for name in ("name", "lr", "weight_decay", "beta1", "beta2", "eps"))
 SCHEDULE_KEYS = tuple(f"schedule.{name}" for name in ("name", "warmup_steps", "min_lr_ratio"))
 
-Reader = Literal["builtin", "hf", "deepspeed", "accelerate"]  # kinds of programs
+ProgramKind = Literal["builtin", "hf", "deepspeed", "accelerate"]  # kinds of programs
 
 
 class Policy(NamedTuple):
@@ -100,7 +100,7 @@ START: Final = Policies(COMPARED, LEFT, _MADE_SCHEDULE, LEFT)
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Field):
+class DeepSpeedField(Field):
     """A field of DeepSpeed's file.
 
     policies: what becomes of it, for each program. stages: of ZeRO, at which DeepSpeed has it.
@@ -112,13 +112,13 @@ class Row(Field):
     written: Callable[[Context], bool] = lambda context: True
 
 
-def same_row(name: str, key: str, policies: Policies, **more: Any) -> Row:
+def same_value_field(name: str, key: str, policies: Policies, **more: Any) -> DeepSpeedField:
     """A field whose value is that of a setting."""
     encode, decode = same(key)
-    return Row(name, (key,), encode, decode, policies=policies, **more)
+    return DeepSpeedField(name, (key,), encode, decode, policies=policies, **more)
 
 
-def policy_of(row: Row, reader: Reader, context: Context, *, whole: bool = False) -> Policy:
+def policy_of(row: DeepSpeedField, reader: ProgramKind, context: Context, *, whole: bool = False) -> Policy:
     """The policy for a program. whole: for a file that says what the recipe's defaults mean too, as an export does."""
     policy: Policy = getattr(row.policies, reader)
     own = row.policies.builtin
@@ -132,22 +132,22 @@ def policy_of(row: Row, reader: Reader, context: Context, *, whole: bool = False
 def is_made(context: Context, section: str) -> bool:
     """Whether layers describe the section's object, for DeepSpeed to make; a constant rate needs no schedule."""
     if section == "optimizer":
-        return said(context, *OPTIMIZER_KEYS)
-    return said(context, *SCHEDULE_KEYS) and context.recipe.schedule.name != "constant"
+        return is_set(context, *OPTIMIZER_KEYS)
+    return is_set(context, *SCHEDULE_KEYS) and context.recipe.schedule.name != "constant"
 
 
 ZERO = "zero_optimization"
 OFFLOADS = ("offload_optimizer", "offload_param")
 
 
-def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...]:
+def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[DeepSpeedField, ...]:
     """Where a part lives, and its folder on a disk."""
 
     def device(context: Context) -> Any:
         return getattr(context.recipe.strategy, name, "none")
 
     return (
-        Row(
+        DeepSpeedField(
             f"{ZERO}.{name}.device",
             (f"strategy.{name}",),
             device,
@@ -158,7 +158,7 @@ def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...
             stages=stages,
             written=lambda context: device(context) != "none",
         ),
-        Row(
+        DeepSpeedField(
             f"{ZERO}.{name}.nvme_path",
             ("strategy.nvme_path",),
             lambda context: setting(context, "strategy.nvme_path") if _on_disk(context, name) else UNSET,
@@ -169,7 +169,7 @@ def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[Row, ...
     )
 
 
-def pinned(name: str, stages: tuple[int, ...]) -> Row:
+def pinned(name: str, stages: tuple[int, ...]) -> DeepSpeedField:
     """Whether what lives in main memory is page-locked there: without it each copy to or from a card is made twice."""
 
     def encode(context: Context) -> Any:
@@ -177,7 +177,7 @@ def pinned(name: str, stages: tuple[int, ...]) -> Row:
         return True if offloaded and context.topology.device == "cuda" else UNSET
 
     keys = (f"strategy.{name}", "devices.type")
-    return Row(f"{ZERO}.{name}.pin_memory", keys, encode, default=False, policies=BUILTIN, stages=stages)
+    return DeepSpeedField(f"{ZERO}.{name}.pin_memory", keys, encode, default=False, policies=BUILTIN, stages=stages)
 
 
 def _on_disk(context: Context, *parts: str) -> bool:
@@ -186,14 +186,14 @@ def _on_disk(context: Context, *parts: str) -> bool:
     return swapped and getattr(strategy, "nvme_path", None) is not None
 
 
-def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> Row:
+def _of_swapping(name: str, value: Any, default: Any, *parts: str) -> DeepSpeedField:
     """How swapping to a disk is done: what would otherwise leave most models in memory, or the disk idle."""
 
     def encode(context: Context) -> Any:
         return value if _on_disk(context, *parts) else UNSET
 
     keys = tuple(f"strategy.{part}" for part in parts)
-    return Row(name, keys, encode, default=default, policies=BUILTIN)
+    return DeepSpeedField(name, keys, encode, default=default, policies=BUILTIN)
 
 
 def _buffers(context: Context) -> int:
@@ -204,7 +204,7 @@ def _buffers(context: Context) -> int:
 
 
 SWAPPING = (
-    Row(
+    DeepSpeedField(
         f"{ZERO}.offload_optimizer.buffer_count",
         ("optimizer.name",),
         lambda context: _buffers(context) if _on_disk(context, "offload_optimizer") else UNSET,
@@ -258,10 +258,10 @@ def _class(names: Mapping[str, str], key: str) -> Callable[[Any], Settings | Uns
     return decode
 
 
-def _argument(name: str, key: str, policies: Policies, kind: str = "", **default: float) -> Row:
+def _argument(name: str, key: str, policies: Policies, kind: str = "", **default: float) -> DeepSpeedField:
     """A number that the optimizer's class takes. kind: the only type that does; default: by type."""
     encode, decode = same(f"optimizer.{key}")
-    return Row(
+    return DeepSpeedField(
         f"optimizer.params.{name}",
         (f"optimizer.{key}",),
         lambda context: encode(context) if kind in ("", _type(context)) else UNSET,
@@ -282,16 +282,18 @@ def _two_moments(value: Any) -> Settings | Unsupported:
     return dict(zip(("optimizer.beta1", "optimizer.beta2"), value, strict=True))
 
 
-def _adam_switch(name: str, policies: Policies, default: bool) -> Row:
+def _adam_switch(name: str, policies: Policies, default: bool) -> DeepSpeedField:
     def of_adam(context: Context) -> Any:
         return True if _type(context) == "AdamW" else UNSET
 
-    return Row(f"optimizer.params.{name}", ("optimizer.name",), of_adam, lambda value: {}, default, policies=policies)
+    return DeepSpeedField(
+        f"optimizer.params.{name}", ("optimizer.name",), of_adam, lambda value: {}, default, policies=policies
+    )
 
 
-def _constant(name: str, value: Any, default: Any, policies: Policies, *schedules: str) -> Row:
+def _constant(name: str, value: Any, default: Any, policies: Policies, *schedules: str) -> DeepSpeedField:
     """What all schedules of the recipe, or these, have in common."""
-    return Row(
+    return DeepSpeedField(
         f"scheduler.params.{name}",
         ("schedule.name",),
         lambda context: value if context.recipe.schedule.name in (schedules or SCHEDULERS) else UNSET,
@@ -302,11 +304,11 @@ def _constant(name: str, value: Any, default: Any, policies: Policies, *schedule
 
 
 OPTIMIZER = (
-    Row("optimizer.type", ("optimizer.name",), _type, _class(TYPES, "optimizer.name"), policies=TYPE),
+    DeepSpeedField("optimizer.type", ("optimizer.name",), _type, _class(TYPES, "optimizer.name"), policies=TYPE),
     # FusedAdam and DeepSpeedCPUAdam decay nothing by default; torch_adam makes it torch.optim.AdamW
     _argument("lr", "lr", ARGUMENT, AdamW=1e-3, SGD=1e-3, torch=1e-3),
     _argument("weight_decay", "weight_decay", ARGUMENT, AdamW=0.0, SGD=0.0, torch=0.01),
-    Row(
+    DeepSpeedField(
         "optimizer.params.betas",
         ("optimizer.beta1", "optimizer.beta2"),
         _betas,
@@ -320,7 +322,7 @@ OPTIMIZER = (
     _argument("momentum", "beta1", MOMENTUM, "SGD", SGD=0.0),
 )
 SCHEDULER = (
-    Row(
+    DeepSpeedField(
         "scheduler.type",
         ("schedule.name",),
         lambda context: SCHEDULERS[context.recipe.schedule.name],
@@ -329,15 +331,15 @@ SCHEDULER = (
     ),
     # DeepSpeed warms up along a logarithm, the recipe along a line
     _constant("warmup_type", "linear", "log", SCHEDULE),
-    same_row("scheduler.params.warmup_num_steps", "schedule.warmup_steps", LENGTH, default=1000),
-    same_row(
+    same_value_field("scheduler.params.warmup_num_steps", "schedule.warmup_steps", LENGTH, default=1000),
+    same_value_field(
         "scheduler.params.total_num_steps",
         "train.steps",
         LENGTH,
         written=lambda context: context.recipe.schedule.name in ("linear", "cosine"),
     ),
     _constant("warmup_min_ratio", 0.0, 0.0, SCHEDULE, "cosine"),
-    Row(
+    DeepSpeedField(
         "scheduler.params.cos_min_ratio",
         ("schedule.min_lr_ratio",),
         lambda context: context.recipe.schedule.min_lr_ratio if context.recipe.schedule.name == "cosine" else UNSET,
@@ -346,12 +348,12 @@ SCHEDULER = (
         policies=SCHEDULE,
     ),
     _constant("warmup_min_lr", 0.0, 0.0, START, "linear", "constant", "constant_with_warmup"),
-    same_row(
+    same_value_field(
         "scheduler.params.warmup_max_lr",
         "optimizer.lr",
         LENGTH,
         # else DeepSpeed takes the optimizer's
-        written=lambda context: context.recipe.schedule.name != "cosine" and said(context, "optimizer.lr"),
+        written=lambda context: context.recipe.schedule.name != "cosine" and is_set(context, "optimizer.lr"),
     ),
 )
 
@@ -376,18 +378,18 @@ def mebibytes(elements: float, dtype: str) -> float:
     return elements * (4 if dtype == "fp32" else 2) / 2**20
 
 
-def _switch(name: str, key: str, policies: Policies, **more: Any) -> Row:
+def _switch(name: str, key: str, policies: Policies, **more: Any) -> DeepSpeedField:
     """A field that is true or false; other values, as "auto", are left where they are."""
-    return replace(same_row(name, key, policies, **more), decode=boolean(key))
+    return replace(same_value_field(name, key, policies, **more), decode=boolean(key))
 
 
-def _format(dtype: str, *aliases: str) -> Row:
+def _format(dtype: str, *aliases: str) -> DeepSpeedField:
     def is_chosen(context: Context) -> bool:
         return context.dtype == dtype
 
     decode = boolean("precision.dtype", dtype, UNSET)
     columns: dict[str, Any] = {"default": False, "aliases": aliases, "policies": FORMAT, "written": is_chosen}
-    return Row(f"{dtype}.enabled", ("precision.dtype",), is_chosen, decode, **columns)
+    return DeepSpeedField(f"{dtype}.enabled", ("precision.dtype",), is_chosen, decode, **columns)
 
 
 def kind_of(value: Any) -> Settings | Unsupported:
@@ -401,9 +403,9 @@ def _has_file(context: Context) -> bool:
     return "strategy.config" in context.resolved.attachments
 
 
-def _bucket(name: str, policies: Policies, stages: tuple[int, ...]) -> Row:
+def _bucket(name: str, policies: Policies, stages: tuple[int, ...]) -> DeepSpeedField:
     """The decoder needs the number format: see `mebibytes`."""
-    return Row(
+    return DeepSpeedField(
         f"{ZERO}.{name}",
         ("strategy.bucket_mb",),
         lambda context: (
@@ -418,7 +420,7 @@ def _bucket(name: str, policies: Policies, stages: tuple[int, ...]) -> Row:
     )
 
 
-def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
+def _of_width(name: str, encode: Callable[[int], int], default: int) -> DeepSpeedField:
     """What transformers puts in place of an "auto" at stage 3 (integrations/deepspeed.py)."""
 
     def of_model(context: Context) -> Any:
@@ -426,7 +428,9 @@ def _of_width(name: str, encode: Callable[[int], int], default: int) -> Row:
         return encode(model.hidden_size) if isinstance(model, GptModel) else UNSET
 
     keys = ("model.hidden_size",)
-    return Row(f"{ZERO}.{name}", keys, of_model, default=default, policies=WIDTH, written=lambda context: False)
+    return DeepSpeedField(
+        f"{ZERO}.{name}", keys, of_model, default=default, policies=WIDTH, written=lambda context: False
+    )
 
 
 def _steps(value: Any) -> Settings:
@@ -451,7 +455,7 @@ def _side(name: str) -> Callable[[Context], Any]:
 
 
 BATCH = tuple(
-    Row(name, (f"batch.{side}",), _side(side), _whole(f"batch.{side}"), default, policies=BATCH_POLICY)
+    DeepSpeedField(name, (f"batch.{side}",), _side(side), _whole(f"batch.{side}"), default, policies=BATCH_POLICY)
     for name, side, default in (
         ("train_batch_size", "global", UNSET),
         ("train_micro_batch_size_per_gpu", "micro", UNSET),
@@ -465,7 +469,7 @@ BUCKETS = (
     _bucket("allgather_bucket_size", OVERLAP, (1, 2)),
 )
 _ZERO = (
-    Row(
+    DeepSpeedField(
         STAGE,
         ("strategy.kind",),
         lambda context: STAGES[context.recipe.strategy.kind],
@@ -481,7 +485,7 @@ _ZERO = (
     *offload("offload_optimizer", (1, 2, 3), "cpu_offload"),
     pinned("offload_optimizer", (1, 2, 3)),
     # The optimizer stays the one that the recipe names; DeepSpeed's own is not forced on it.
-    Row(
+    DeepSpeedField(
         "zero_force_ds_cpu_optimizer",
         ("optimizer.name", "strategy.offload_optimizer"),
         lambda context: False if setting(context, "strategy.offload_optimizer") not in ("none", UNSET) else UNSET,
@@ -500,12 +504,12 @@ _ZERO = (
     ),
 )
 # In the order in which a file is written.
-FIELDS: tuple[Row, ...] = (
+FIELDS: tuple[DeepSpeedField, ...] = (
     *BATCH,
     # 0 before DeepSpeed 0.19.3
-    same_row("gradient_clipping", "train.max_grad_norm", CLIPPING, default=1.0),
+    same_value_field("gradient_clipping", "train.max_grad_norm", CLIPPING, default=1.0),
     *FORMATS,
-    Row(
+    DeepSpeedField(
         "fp16.auto_cast",
         encode=lambda context: context.dtype == "fp16" or UNSET,
         default=False,
@@ -513,7 +517,7 @@ FIELDS: tuple[Row, ...] = (
         written=lambda context: not _has_file(context),
     ),
     # Micro steps add up in fp32 under every strategy of the built-in trainer.
-    Row(
+    DeepSpeedField(
         "data_types.grad_accum_dtype",
         ("precision.dtype",),
         lambda context: "fp32",
@@ -526,7 +530,7 @@ FIELDS: tuple[Row, ...] = (
     _of_width("stage3_prefetch_bucket_size", lambda width: int(0.9 * width * width), 50_000_000),
     _of_width("stage3_param_persistence_threshold", lambda width: 10 * width, 100_000),
     # DeepSpeed's list has torch's AdamW only.
-    Row(
+    DeepSpeedField(
         "zero_allow_untested_optimizer",
         ("optimizer.name",),
         lambda context: True,
@@ -535,7 +539,7 @@ FIELDS: tuple[Row, ...] = (
         written=lambda context: not context.recipe.optimizer.name.startswith("adamw_torch"),
     ),
     *OPTIMIZER,
-    Row(
+    DeepSpeedField(
         "steps_per_print",
         ("logging.every_steps",),
         lambda context: context.recipe.logging.every_steps,
@@ -544,11 +548,11 @@ FIELDS: tuple[Row, ...] = (
     ),
     *SCHEDULER,
     # Elsewhere the trainer writes the metrics.
-    Row("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, policies=BUILTIN),
+    DeepSpeedField("steps_per_print", ("logging.every_steps",), lambda context: 2**31 - 1, _steps, policies=BUILTIN),
     # It waits for the device twice in each micro step (deepspeed/utils/timer.py: ThroughputTimer).
-    Row("timers.throughput.enabled", (), lambda context: False, default=True, policies=BUILTIN),
+    DeepSpeedField("timers.throughput.enabled", (), lambda context: False, default=True, policies=BUILTIN),
 )
-ROWS: Mapping[str, Row] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
+ROWS: Mapping[str, DeepSpeedField] = {name: row for row in reversed(FIELDS) for name in (*row.aliases, row.name)}
 # Names of DeepSpeed's first versions, which it refuses beside today's -> what to write.
 OUTDATED: Mapping[str, str] = {
     **{old.removesuffix(".enabled"): row.name.removesuffix(".enabled") for row in FIELDS for old in row.aliases},

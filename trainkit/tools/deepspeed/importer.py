@@ -14,8 +14,8 @@ from trainkit.recipe.merge import value_at
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema import Optimizer
 from trainkit.tools.base.detection import program_kind
-from trainkit.tools.base.draft import Draft, ForeignFile, ImportContext, read_mapping
 from trainkit.tools.base.fields import Unsupported
+from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe, read_mapping
 from trainkit.tools.deepspeed.config import leaves
 from trainkit.tools.deepspeed.fields import (
     AUTO,
@@ -28,7 +28,7 @@ from trainkit.tools.deepspeed.fields import (
     ROWS,
     STAGE,
     ZERO,
-    Row,
+    DeepSpeedField,
     faults,
     formats,
     mebibytes,
@@ -49,7 +49,7 @@ def stage_of(tree: Mapping[str, Any]) -> Any:
     return 0 if found is None else found
 
 
-def use_as_base(draft: Draft, context: ImportContext, path: str, origin: Origin) -> ForeignFile | None:
+def use_as_base(draft: ImportedRecipe, context: ImportContext, path: str, origin: Origin) -> ForeignFile | None:
     """Set strategy and base file; the file that was read, or None and a problem in the draft."""
     if interpolated(path):
         hint = "give its value with --set NAME=VALUE: the stage of ZeRO stands in the file"
@@ -88,7 +88,7 @@ def recognises(tree: Mapping[str, Any]) -> bool:
     return bool(MARKS & tree.keys()) and "distributed_type" not in tree and "compute_environment" not in tree
 
 
-def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
+def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """The base of a program's file; without one, settings for the built-in trainer, and the file for what is left."""
     if not source.program:
         take_apart(draft, context, source)
@@ -101,7 +101,7 @@ def read(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
     use_as_base(draft, context, source.path, source.at(""))
 
 
-def take_apart(draft: Draft, context: ImportContext, source: ForeignFile) -> None:
+def take_apart(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Each key that has a setting of the built-in trainer's; the file stays the base for the others."""
     if not isinstance(source.tree.get(ZERO, {}), Mapping):
         hint = 'write {"stage": 1}, or the stage that is meant'
@@ -179,7 +179,7 @@ def _buckets(entries: Entries) -> None:
         entries.read |= {row.name for row in BUCKETS if row.name in names}
 
 
-def _silent_sizes(draft: Draft, source: ForeignFile) -> None:
+def _silent_sizes(draft: ImportedRecipe, source: ForeignFile) -> None:
     """What DeepSpeed takes of the exchange where the file is silent and does not stay the base, which would be too."""
     stage, dtype = stage_of(source.tree), next(iter(formats(source.tree)), "fp32")
     if stage and not any(value_at(source.tree, row.name) for row in BUCKETS):
@@ -298,7 +298,7 @@ class Entries:
     over as they are. reasons: by key. obstacles: keys with which the file cannot be the base, why, and what to do.
     """
 
-    draft: Draft
+    draft: ImportedRecipe
     source: ForeignFile
     stage: int
     read: set[str] = field(default_factory=set)
@@ -315,7 +315,7 @@ class Entries:
         self.read.add(key)
         self.draft.put_checked(Assignment(setting, value, self.source.at(key)), reason)
 
-    def take(self, row: Row) -> None:
+    def take(self, row: DeepSpeedField) -> None:
         """Set what a field says, by any of its names; what no setting says stays in the file."""
         for key in (row.name, *row.aliases):
             value, skipped = self.get(key), any(f"{key}.".startswith(f"{each}.") for each in self.skipped)

@@ -14,8 +14,16 @@ from trainkit.launch_plan.rules import incompatible
 from trainkit.machine.facts import has
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.paths import absolute
-from trainkit.tools.base.draft import Draft, FlagUse, ImportContext, argv_origin, card, number_of, read_flag
 from trainkit.tools.base.fields import UNSET, Settings, Unsupported
+from trainkit.tools.base.imported_recipe import (
+    ImportContext,
+    ImportedFlag,
+    ImportedRecipe,
+    argv_origin,
+    card,
+    number_of,
+    read_flag,
+)
 from trainkit.tools.base.interface import (
     ALWAYS_A_GROUP,
     NEVER_RESTARTS,
@@ -183,7 +191,7 @@ def shell_words(context: Context, folder: str) -> tuple[str, ...]:
     return ("deepspeed", "--no_local_rank", which)
 
 
-def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
+def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
     """Import a command of DeepSpeed's launcher, which takes all cards where it is given none."""
     used, program = parse_flags(draft, "deepspeed", FLAGS, argv[1:])
     named = {"num_gpus" if use.name == "num_accelerators" else use.name: use for use in used}
@@ -216,7 +224,7 @@ def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> LauncherC
     return command
 
 
-def _read_hosts(draft: Draft, context: ImportContext, use: FlagUse) -> bool:
+def _read_hosts(draft: ImportedRecipe, context: ImportContext, use: ImportedFlag) -> bool:
     """The number of nodes and of ranks on each, of a hostfile; False for one that cannot be read.
 
     Source: launcher/runner.py (_parse_hostfile, main); --num_nodes and --num_gpus take the first of them.
@@ -242,13 +250,13 @@ def _read_hosts(draft: Draft, context: ImportContext, use: FlagUse) -> bool:
     return True
 
 
-def _name_order(draft: Draft, chosen: Assignment, written: str) -> None:
+def _name_order(draft: ImportedRecipe, chosen: Assignment, written: str) -> None:
     """Say so where the cards are not as they were written."""
     if ",".join(map(str, chosen.value)) != written.replace(" ", ""):
         draft.reasons["devices.select"] = SORTED.format(chosen.value[0])
 
 
-def _read_count(draft: Draft, context: ImportContext, use: FlagUse) -> int | None:
+def _read_count(draft: ImportedRecipe, context: ImportContext, use: ImportedFlag) -> int | None:
     """The number of cards, which are the first ones whatever CUDA_VISIBLE_DEVICES says (runner.py: main)."""
     chosen = draft.settings.get("devices.select")
     assignments, problems = read_flag(draft, context, replace(use, name="num_gpus"))

@@ -40,7 +40,7 @@ def preparations(context: Context) -> tuple[Preparation, ...]:
 
 def _ops(context: Context) -> Iterator[str]:
     """By the names of trainkit.trainer.perf.build_ops."""
-    places = {name: place_of(context, name) for name in OFFLOADS}
+    places = {name: setting_of(context, name) for name in OFFLOADS}
     # The built-in trainer hands DeepSpeed torch's own optimizer, and needs none of its collectives on a CPU.
     if context.recipe.program.kind != "builtin":
         # comm/torch.py builds its collectives in shared memory wherever the device is a CPU.
@@ -63,7 +63,7 @@ def _of_optimizer(context: Context, *, offloaded: bool) -> Iterator[str]:
         yield from [op] if op else []
 
 
-def place_of(context: Context, name: str) -> str:
+def setting_of(context: Context, name: str) -> str:
     """Where the recipe, or else the user's file, keeps a part."""
     base = context.resolved.attachments.get("strategy.config")
     key = f"strategy.{name}"

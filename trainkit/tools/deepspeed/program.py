@@ -10,8 +10,8 @@ from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import SourcedFile, SourcedVariable, Token, token, variable
 from trainkit.launch_plan.rules import LAUNCHED, InputRule, PlanRule, Support, Table, incompatible, unsupported
 from trainkit.tools.base import own_scripts
-from trainkit.tools.base.draft import Draft, ImportContext
-from trainkit.tools.base.fields import said, said_below
+from trainkit.tools.base.fields import is_set, keys_set_below
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe
 from trainkit.tools.base.interface import Detection, nothing
 from trainkit.tools.base.launcher_flags import script_flags
 from trainkit.tools.deepspeed.config import config_file
@@ -88,7 +88,7 @@ def problems(context: Context) -> Iterator[Diagnostic]:
             "optimizer.name", f"optimizer {recipe.optimizer.name} cannot be made by DeepSpeed", hint
         )
     schedule = recipe.schedule
-    if not said(context, *SCHEDULE_KEYS):
+    if not is_set(context, *SCHEDULE_KEYS):
         if given("train.steps"):
             hint = "pass what the script takes in program.args, or give a schedule, whose length it is"
             yield context.resolved.error("train.steps", "train.steps cannot reach a program of kind deepspeed", hint)
@@ -107,7 +107,7 @@ def problems(context: Context) -> Iterator[Diagnostic]:
 
 def _unread(context: Context) -> Iterator[Diagnostic]:
     """Settings for a file that a script does not read, because it configures the engine in its own code."""
-    for key in (each for section in CARRIED for each in said_below(context, section)):
+    for key in (each for section in CARRIED for each in keys_set_below(context, section)):
         why = f"strategy.kind is {context.recipe.strategy.kind}: the script configures DeepSpeed's engine in its code"
         hint = f"leave {key} out; or set strategy.kind to zero0 … zero3 for a script that reads {FLAG}"
         yield context.resolved.error(key, f"{key} cannot reach the program", hint, why=why)
@@ -137,11 +137,11 @@ def notices(context: Context) -> tuple[Diagnostic, ...]:
     return tuple(
         note(f"a script that passes {sections[section]} to deepspeed.initialize overrules {section} here")
         for section in sections
-        if said(context, section)
+        if is_set(context, section)
     )
 
 
-def read(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> list[str]:
     found = list(script_flags(argv))
     given = next((each for each in found if f"--{each.name}" == FLAG), None)
     if given is None:

@@ -13,8 +13,8 @@ from trainkit.launch_plan.context import Context
 from trainkit.recipe.paths import CONFIG, absolute
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema.launching import program_argv
-from trainkit.tools.base.draft import Draft, ImportContext
 from trainkit.tools.base.fields import UNSET
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe
 from trainkit.tools.base.launcher_flags import ScriptFlag, script_flags
 from trainkit.tools.hf.fields import BY_NAME
 
@@ -149,7 +149,7 @@ def fields_in_file(context: ImportContext, words: Sequence[str]) -> Mapping[str,
     return fields if isinstance(fields, dict) and MARKS & fields.keys() else {}
 
 
-def as_flags(draft: Draft, path: str, fields: Mapping[str, Any]) -> list[str]:
+def as_flags(draft: ImportedRecipe, path: str, fields: Mapping[str, Any]) -> list[str]:
     """The flags that say what a file holds, for a script on Trainer that would read it in their place."""
     empty = ", ".join(name for name, each in fields.items() if each is None)
     left = f"; {empty}: null there, is left at its default" if empty else ""

@@ -8,8 +8,8 @@ from typing import Any
 from trainkit.errors import Diagnostic, warning
 from trainkit.launch_plan.context import Context
 from trainkit.recipe.merge import value_at
-from trainkit.tools.base.draft import Draft, ImportContext, open_foreign_file
-from trainkit.tools.base.fields import said
+from trainkit.tools.base.fields import is_set
+from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe, open_foreign_file
 from trainkit.tools.deepspeed.fields import BATCH, ZERO3_INIT, formats
 from trainkit.tools.hf.argv_reader import own_flags
 
@@ -50,10 +50,10 @@ def notices(context: Context) -> Iterator[Diagnostic]:
         ("scheduler", "schedule", "lr_scheduler_type"),
     ):
         kind = value_at(base.tree, f"{section}.type")
-        if kind is not None and (said(context, recipe) or flag in own_flags(context.resolved)):
+        if kind is not None and (is_set(context, recipe) or flag in own_flags(context.resolved)):
             what = f"Trainer takes the {section} {kind} of the DeepSpeed file, and not what --{flag} says"
             yield warning(what, f"remove {section} from the file to have the script's own")
-    if value_at(base.tree, "gradient_clipping") is None and said(context, "train.max_grad_norm"):
+    if value_at(base.tree, "gradient_clipping") is None and is_set(context, "train.max_grad_norm"):
         norm = context.recipe.train.max_grad_norm
         what = f"the DeepSpeed file has no gradient_clipping: max_grad_norm {norm:g} does not reach DeepSpeed, which "
         yield warning(f"{what}clips at 1 (not at all before 0.19.3)", 'add "gradient_clipping": "auto"')
@@ -68,7 +68,7 @@ def _number(tree: Any, key: str) -> float | None:
     return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
-def import_base(draft: Draft, context: ImportContext) -> None:
+def import_base(draft: ImportedRecipe, context: ImportContext) -> None:
     """Number format and batch out of a file that stays the base, where no flag says them."""
     base = draft.settings.get("strategy.config")
     if base is None or draft.problems:

@@ -15,7 +15,7 @@ from trainkit.recipe.merge import value_at
 from trainkit.recipe.short_flags import HF_VALUES
 from trainkit.recipe.yaml_reader import compose
 from trainkit.tools.base import fsdp_settings as sharding
-from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, said
+from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, is_set
 from trainkit.tools.deepspeed.fields import BATCH, formats
 from trainkit.tools.hf import fsdp_config
 from trainkit.tools.hf.fsdp_config import can, version
@@ -60,7 +60,7 @@ def encode_arguments(context: Context) -> Any:
     found: dict[str, Any] = {
         theirs: chosen(context, f"optimizer.{ours}")
         for ours, theirs in by_args.items()
-        if said(context, f"optimizer.{ours}")
+        if is_set(context, f"optimizer.{ours}")
     }
     found |= args
     if found and not can("optim_args reach torch's optimizers", context):
@@ -87,7 +87,7 @@ def decode_arguments(value: Any, name: str) -> Settings | Unsupported:
 
 def _floor(context: Context) -> float:
     """What the recipe asks for; its default is the built-in trainer's, not the script's."""
-    return context.recipe.schedule.min_lr_ratio if said(context, "schedule.min_lr_ratio") else 0.0
+    return context.recipe.schedule.min_lr_ratio if is_set(context, "schedule.min_lr_ratio") else 0.0
 
 
 def encode_schedule(context: Context) -> Any:
@@ -105,7 +105,7 @@ def encode_schedule_settings(context: Context) -> Any:
         return Unsupported(f"{name} never falls", "leave schedule.min_lr_ratio out")
     if name == "cosine":
         return {"min_lr_rate": floor}
-    if not said(context, "optimizer.lr"):
+    if not is_set(context, "optimizer.lr"):
         return Unsupported("Trainer takes the end of the line as a rate, not as a share", "set optimizer.lr too")
     return {"lr_end": context.recipe.optimizer.lr * floor, "power": 1.0}
 
@@ -149,7 +149,7 @@ class Argument(Field):
 
     def is_given(self, context: Context) -> bool:
         """Whether the plan decides the field; its value may still be UNSET."""
-        return self.needed(context) or said(context, *self.keys)
+        return self.needed(context) or is_set(context, *self.keys)
 
     def name_in(self, version: str) -> str:
         """What a version calls the field: before `since` by the name that it had."""

@@ -16,7 +16,7 @@ from trainkit.launch_plan.provenance import Source, SourcedFile, SourcedVariable
 from trainkit.machine.facts import at_least
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.schema import Fsdp
-from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, said, setting
+from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, by_name, chosen, is_set, setting
 from trainkit.tools.base.fsdp_settings import (
     CHECKPOINTING,
     FIELDS,
@@ -72,7 +72,7 @@ def _only(name: str, accepted: Any, why: str) -> Field:
 
 def _if_said(context: Context) -> Any:
     """What is left to transformers where the recipe says nothing."""
-    return recomputes(context) if said(context, CHECKPOINTING) else UNSET
+    return recomputes(context) if is_set(context, CHECKPOINTING) else UNSET
 
 
 # Keys that Trainer reads as str_to_bool(str(value)): the words of a JSON file count as what they say.

@@ -13,9 +13,17 @@ from trainkit.recipe.assignment import Assignment, read_value
 from trainkit.recipe.paths import absolute, named_config
 from trainkit.recipe.repository import has_owner
 from trainkit.recipe.yaml_reader import compose_bytes
-from trainkit.tools.base.draft import Draft, FlagUse, ImportContext, apply_flag, read_flag, read_mapping, wrong_values
 from trainkit.tools.base.fields import Settings, Unsupported
 from trainkit.tools.base.fsdp_settings import CHECKPOINTING, only_by_size
+from trainkit.tools.base.imported_recipe import (
+    ImportContext,
+    ImportedFlag,
+    ImportedRecipe,
+    apply_flag,
+    read_flag,
+    read_mapping,
+    wrong_values,
+)
 from trainkit.tools.base.launcher_flags import ScriptFlag, script_flags
 from trainkit.tools.deepspeed.importer import use_as_base
 from trainkit.tools.hf import fields
@@ -23,7 +31,7 @@ from trainkit.tools.hf.argv_reader import newest, shown, written
 from trainkit.tools.hf.deepspeed import import_base
 from trainkit.tools.hf.fields import BY_NAME, FIELDS, Argument
 from trainkit.tools.hf.fsdp_config import MISSPELT, read_fsdp_config
-from trainkit.tools.hf.gone import BY_GONE_NAME, GONE, remark
+from trainkit.tools.hf.removed_arguments import BY_GONE_NAME, GONE, remark
 
 NO_SHARD = "FSDP without sharding (no_shard) is plain data parallelism"
 NOT_READ = (
@@ -49,10 +57,10 @@ REPLICAS_ONLY = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb")
 
 
 @dataclass
-class Reading:
+class HfImport:
     """The flags on their way into the draft. flags: by newest name, the last use of each; taken: those that leave."""
 
-    draft: Draft
+    draft: ImportedRecipe
     context: ImportContext
     flags: dict[str, ScriptFlag]
     taken: set[str] = field(default_factory=set)
@@ -73,10 +81,10 @@ class Reading:
         return " ".join(self.flags[name].values) if name in self.flags else None
 
 
-def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> list[str]:
+def read_program(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> list[str]:
     """Settings out of the arguments of a script on Trainer; returns those that stay its own, in their order."""
     found = list(script_flags(argv))
-    reading = Reading(draft, context, _by_name(found, context))
+    reading = HfImport(draft, context, _by_name(found, context))
     for name, read in FILES.items():
         if name in reading.flags:
             read(reading, name)
@@ -103,7 +111,7 @@ def read_program(draft: Draft, context: ImportContext, argv: Sequence[str]) -> l
     return [word for each in found if newest(each).name not in reading.taken for word in each.words]
 
 
-def _as_accelerate_launches(reading: Reading) -> None:
+def _as_accelerate_launches(reading: HfImport) -> None:
     """What `accelerate launch` leaves by defaults of its own, where Trainer's are others.
 
     Source: accelerate, commands/launch.py (--fsdp_cpu_ram_efficient_loading) and utils/dataclasses.py
@@ -118,7 +126,7 @@ def _as_accelerate_launches(reading: Reading) -> None:
         draft.set(key, True, draft.settings["strategy.kind"].origin, LOADS_ONCE)
 
 
-def _device_of_file(draft: Draft, context: ImportContext, argv: Sequence[str]) -> None:
+def _device_of_file(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> None:
     """The CPU, where the script's own file of settings asks for it: the plan decides the device in any case."""
     path = named_config(list(argv))
     if path is None or draft.get("devices.type") is not None:
@@ -138,7 +146,7 @@ def _by_name(found: Iterable[ScriptFlag], context: ImportContext) -> dict[str, S
     return {newest(each).name: newest(each) for each in found if each.name and each.name not in context.own}
 
 
-def _by_field(reading: Reading, argument: Argument) -> None:
+def _by_field(reading: HfImport, argument: Argument) -> None:
     """What a flag says by itself, as the table decodes it."""
     name, draft = argument.name, reading.draft
     flag, text, problems = reading.flags[name], reading.value(name) or "", list[Diagnostic]()
@@ -169,7 +177,7 @@ def _by_field(reading: Reading, argument: Argument) -> None:
         draft.fail(f"{shown(flag)} cannot be read", flag.origin, reason.instead or UNREADABLE.instead, reason.why)
 
 
-def _decoded(reading: Reading, argument: Argument, value: Any) -> Settings | Unsupported:
+def _decoded(reading: HfImport, argument: Argument, value: Any) -> Settings | Unsupported:
     """Decoded alone, or beside the flags that decide what it means."""
     draft, name = reading.draft, reading.draft.get("optimizer.name")
     moment = argument.keys[0].removeprefix("optimizer.")
@@ -193,7 +201,7 @@ def _mapping(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _by_own_flag(reading: Reading, name: str) -> None:
+def _by_own_flag(reading: HfImport, name: str) -> None:
     """A place or a file, as trainkit's own flag of this name reads it."""
     value, draft, origin = reading.value(name) or "", reading.draft, reading.flags[name].origin
     if not value:
@@ -203,7 +211,7 @@ def _by_own_flag(reading: Reading, name: str) -> None:
         reading.taken.add(name)
 
 
-def _deepspeed(reading: Reading, name: str) -> None:
+def _deepspeed(reading: HfImport, name: str) -> None:
     value, draft, flag = reading.value(name) or "", reading.draft, reading.flags[name]
     if not value:
         draft.fail(f"{shown(flag)} cannot be read", flag.origin, UNREADABLE.instead)
@@ -215,7 +223,7 @@ def _deepspeed(reading: Reading, name: str) -> None:
         reading.taken.add(name)
 
 
-def _fsdp(reading: Reading, name: str) -> None:
+def _fsdp(reading: HfImport, name: str) -> None:
     flag, value, draft = reading.flags[name], reading.value(name) or "", reading.draft
     words = value.replace(",", " ").split()
     if (flag.values and not words) or value in ("False", "false"):
@@ -231,14 +239,14 @@ def _fsdp(reading: Reading, name: str) -> None:
 
 
 # Read before the table: the strategy decides which of its fields count.
-FILES: Mapping[str, Callable[[Reading, str], None]] = {
+FILES: Mapping[str, Callable[[HfImport, str], None]] = {
     "fsdp": _fsdp,
     "output_dir": _by_own_flag,
     "deepspeed": _deepspeed,
 }
 
 
-def _fsdp_config(reading: Reading, name: str) -> None:
+def _fsdp_config(reading: HfImport, name: str) -> None:
     """A file, or its content in its place."""
     if name in reading.flags:
         _sharding_file(reading, name)
@@ -250,7 +258,7 @@ def _fsdp_config(reading: Reading, name: str) -> None:
         reading.draft.remark(BESIDE_FSDP.format(shown(reading.flags[RECOMPUTES])))
 
 
-def _sharding_file(reading: Reading, name: str) -> None:
+def _sharding_file(reading: HfImport, name: str) -> None:
     flag, draft, value = reading.flags[name], reading.draft, reading.value(name) or ""
     if draft.get("strategy.kind") != "fsdp":
         without = f"Trainer does not read {shown(flag)} without --fsdp; it is left out."
@@ -265,7 +273,7 @@ def _sharding_file(reading: Reading, name: str) -> None:
         assignments, problems = read_fsdp_config(tree, lambda key: flag.origin)
         problems = problems or wrong_values(assignments, draft)
     else:
-        assignments, problems = read_flag(draft, reading.context, FlagUse(name, value, flag.origin))
+        assignments, problems = read_flag(draft, reading.context, ImportedFlag(name, value, flag.origin))
         tree = {} if problems else compose_bytes(reading.context.files.read(absolute(value, reading.context.cwd))).tree
     draft.problems += problems
     reading.put(name, assignments)
@@ -279,7 +287,7 @@ def _sharding_file(reading: Reading, name: str) -> None:
         draft.remark(only_by_size("Trainer"))
 
 
-def _strategy(reading: Reading, argument: Argument) -> None:
+def _strategy(reading: HfImport, argument: Argument) -> None:
     """`eval_strategy` and its like decide whether `eval_steps` counts at all."""
     draft, name, key = reading.draft, argument.name, argument.keys[0]
     steps = name.replace("strategy", "steps")
@@ -301,7 +309,7 @@ def _strategy(reading: Reading, argument: Argument) -> None:
             reading.take(name, {key: int(every)}, reason)
 
 
-def _push(reading: Reading) -> None:
+def _push(reading: HfImport) -> None:
     """Uploads, where they are on and the repository has its owner: else Trainer finds out a name of its own."""
     flags = reading.flags
     on = "push_to_hub" in flags and flags["push_to_hub"].switch
@@ -312,7 +320,7 @@ def _push(reading: Reading) -> None:
         _by_field(reading, BY_NAME[name])
 
 
-def _best(reading: Reading) -> None:
+def _best(reading: HfImport) -> None:
     """`--save_strategy best` by the loss, which is what the recipe calls the best."""
     greater = reading.flags.get("greater_is_better")
     by_loss = reading.value("metric_for_best_model") in ("loss", "eval_loss")

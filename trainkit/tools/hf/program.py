@@ -22,11 +22,12 @@ from trainkit.machine.facts import at_least
 from trainkit.optimizers import ON_DEEPSPEED, OTHER_NAMES
 from trainkit.tools import compile_backends
 from trainkit.tools.base import own_scripts
-from trainkit.tools.base.fields import said, said_below
+from trainkit.tools.base.fields import is_set, keys_set_below
 from trainkit.tools.base.fsdp_settings import wrapping_notices
 from trainkit.tools.base.interface import Detection
 from trainkit.tools.deepspeed.fields import FILE as DEEPSPEED
-from trainkit.tools.hf import deepspeed, fsdp_config, gone
+from trainkit.tools.hf import deepspeed, fsdp_config
+from trainkit.tools.hf import removed_arguments as gone
 from trainkit.tools.hf.argv_reader import MARKS, SHARED_MARKS, FileValue, own_flags, rendered, says, written
 from trainkit.tools.hf.fields import FIELDS, OUTPUT, PUSH, Argument
 from trainkit.tools.hf.fsdp_config import BEYOND, OLDEST, UNTIL, can, version
@@ -87,7 +88,7 @@ INPUT_RULES: tuple[InputRule, ...] = ()
 
 
 def reason(context: Context) -> str:
-    return f"{own_scripts.described(context)}, on the Trainer of transformers {version(context)}"
+    return f"{own_scripts.own_program_line(context)}, on the Trainer of transformers {version(context)}"
 
 
 def argv(context: Context) -> tuple[Token, ...]:
@@ -156,7 +157,7 @@ def _pushing(context: Context) -> Iterator[Diagnostic]:
     push, pushed = own.get("push_to_hub"), own.get("hub_strategy")
     by_recipe = asked.repo is not None
     chosen = pushed.values[0] if pushed and pushed.values else "every_save"
-    if by_recipe and said(context, f"{PUSH}.strategy"):
+    if by_recipe and is_set(context, f"{PUSH}.strategy"):
         chosen = asked.strategy if asked.strategy != "all" else "all_checkpoints"
     if (by_recipe or (push and push.switch is not False)) and chosen not in RESUMABLE:
         what = f"hub_strategy {chosen} pushes no optimizer state: training cannot be resumed from the hub"
@@ -202,7 +203,7 @@ def promised(context: Context) -> Iterator[tuple[str, object, Source]]:
 
 
 def _keys(context: Context, field: Argument) -> tuple[str, ...]:
-    return tuple(each for key in field.keys for each in said_below(context, key))
+    return tuple(each for key in field.keys for each in keys_set_below(context, key))
 
 
 def _flags(context: Context) -> Iterator[Token]:

@@ -19,7 +19,7 @@ from trainkit.tools.hf.fields import Argument, switch
 from trainkit.tools.hf.fsdp_config import version
 
 Words = tuple[str, ...]
-Spoken = Callable[[ScriptFlag, Context], Words | None]  # None: it has no words there, and stays as it is
+NewWords = Callable[[ScriptFlag, Context], Words | None]  # None: it has no words there, and stays as it is
 _SHARDING = by_name(sharding.FIELDS)
 
 
@@ -31,17 +31,17 @@ def _left_out(flag: ScriptFlag, context: Context) -> Words | None:
     return ()
 
 
-def _as(name: str) -> Spoken:
+def _as(name: str) -> NewWords:
     """The same values by another name."""
     return lambda flag, context: (f"--{name}", *flag.values)
 
 
-def _if_on(*words: str) -> Spoken:
+def _if_on(*words: str) -> NewWords:
     """Other words for yes, and none for no."""
     return lambda flag, context: None if flag.switch is None else words if flag.switch else ()
 
 
-def _unless(*values: str) -> Spoken:
+def _unless(*values: str) -> NewWords:
     """Left out with these values, which say what is done anyway."""
     return lambda flag, context: () if " ".join(flag.values).lower() in values else None
 
@@ -57,24 +57,24 @@ def _warmup(flag: ScriptFlag, context: Context) -> Words | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone(Argument):
+class RemovedArgument(Argument):
     """A name that is gone. help: what to write instead. spoken: what says the same to the versions without it."""
 
-    spoken: Spoken = _nothing
+    spoken: NewWords = _nothing
 
 
-def _gone(until: str, name: str, instead: str, spoken: Spoken = _nothing) -> Gone:
-    return Gone(name, until=until, help=instead, spoken=spoken)
+def _gone(until: str, name: str, instead: str, spoken: NewWords = _nothing) -> RemovedArgument:
+    return RemovedArgument(name, until=until, help=instead, spoken=spoken)
 
 
-def _with_key(argument: Argument, spoken: Spoken) -> Gone:
+def _with_key(argument: Argument, spoken: NewWords) -> RemovedArgument:
     """One that a recipe has a key for."""
     columns = {name: getattr(argument, name) for name in ("keys", "encode", "decode", "default", "until", "help")}
-    return Gone(argument.name, switch=argument.switch, owned=argument.owned, spoken=spoken, **columns)
+    return RemovedArgument(argument.name, switch=argument.switch, owned=argument.owned, spoken=spoken, **columns)
 
 
 # Those that are an older name of a field are read as that field.
-GONE: tuple[Gone, ...] = (
+GONE: tuple[RemovedArgument, ...] = (
     _gone("4.53", "evaluation_strategy", "eval_strategy, or eval.every_steps in the recipe", _as("eval_strategy")),
     _gone("5.0", "no_cuda", "devices.type: cpu in the recipe", _as("use_cpu")),
     _with_key(
@@ -89,7 +89,7 @@ GONE: tuple[Gone, ...] = (
         for name in ("fp16_backend", "half_precision_backend")
     ),
     _gone("5.0", "fp16_opt_level", "precision: fp16 in the recipe", _left_out),  # of apex alone
-    Gone(
+    RemovedArgument(
         "fsdp_min_num_params",
         ("strategy.min_params", "strategy.auto_wrap"),
         decode=_SHARDING["min_num_params"].decode,
@@ -97,7 +97,7 @@ GONE: tuple[Gone, ...] = (
         until="5.0",
         help="strategy.auto_wrap: size with strategy.min_params in the recipe",
     ),
-    Gone(
+    RemovedArgument(
         "fsdp_transformer_layer_cls_to_wrap",
         ("strategy.wrap_classes", "strategy.auto_wrap"),
         # as a flag, with commas, spaces or both between the names
@@ -144,7 +144,7 @@ GONE: tuple[Gone, ...] = (
 BY_GONE_NAME = by_name(GONE)
 
 
-def remark(old: Gone) -> str:
+def remark(old: RemovedArgument) -> str:
     """For an import, which does not know what is installed."""
     what = f"transformers {old.until} and later have no --{old.name}"
     if old.spoken is _nothing:

@@ -9,12 +9,12 @@ from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.launch_plan.rules import way
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.paths import absolute
-from trainkit.recipe.short_flags import Outcome, Use
+from trainkit.recipe.short_flags import Outcome, ParsedFlag
 from trainkit.recipe.yaml_reader import read_scalar
 from trainkit.tools.accelerate.importer import READ_BY
-from trainkit.tools.base.draft import ForeignFile, ImportContext, read_mapping
 from trainkit.tools.base.fields import by_name
 from trainkit.tools.base.fsdp_settings import FIELDS, FIRST_SHARDING, SHARDING, read_settings
+from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, read_mapping
 from trainkit.tools.deepspeed.fields import KINDS, STAGE, faults, sharding
 from trainkit.tools.deepspeed.importer import STAGES, stage_of
 from trainkit.tools.hf.fsdp_config import read_fsdp_config
@@ -25,7 +25,7 @@ _FSDP_WORDS = (*_HOW, "auto_wrap", "offload")
 NO_SHARD = "no_shard"
 
 
-def fsdp(use: Use) -> Outcome:
+def fsdp(use: ParsedFlag) -> Outcome:
     """`--fsdp` with HF's words, or none."""
     assignments = [use.assign("strategy.kind", "fsdp")]
     if use.value is None or use.value.lower() == "true":
@@ -51,7 +51,7 @@ def fsdp(use: Use) -> Outcome:
     return assignments, []
 
 
-def fsdp_config(use: Use) -> Outcome:
+def fsdp_config(use: ParsedFlag) -> Outcome:
     """`--fsdp_config FILE`."""
     if NO_SHARD in str(use.current("--fsdp") or "").replace(",", " ").split():
         what = f"--fsdp_config says nothing of plain data parallelism, which --fsdp {NO_SHARD} is"
@@ -63,7 +63,7 @@ def fsdp_config(use: Use) -> Outcome:
     return [use.assign("strategy.kind", "fsdp"), *assignments], found
 
 
-def deepspeed(use: Use) -> Outcome:
+def deepspeed(use: ParsedFlag) -> Outcome:
     """`--deepspeed FILE`: its stage is the strategy, and what it offloads, where to, and how it sums are set."""
     file = _read_file(use)
     if isinstance(file, list):
@@ -87,7 +87,7 @@ def deepspeed(use: Use) -> Outcome:
     return ([], found) if found else ([*chosen, *said], lost)
 
 
-def of_accelerate(use: Use) -> Outcome:
+def of_accelerate(use: ParsedFlag) -> Outcome:
     """A flag of `accelerate launch --use_fsdp`."""
     read_by, policy = READ_BY.get(use.name), str(use.current("--fsdp_auto_wrap_policy") or "")
     if read_by and policy and policy.upper() != read_by:
@@ -99,7 +99,7 @@ def of_accelerate(use: Use) -> Outcome:
     return read_settings({use.name: value}, by_name(FIELDS), lambda _: use.origin, "accelerate launch:")
 
 
-def _read_file(use: Use) -> ForeignFile | list[Diagnostic]:
+def _read_file(use: ParsedFlag) -> ForeignFile | list[Diagnostic]:
     """The JSON or YAML file that a flag names, or the errors for which it cannot be read."""
     try:
         return read_mapping(

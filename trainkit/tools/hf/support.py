@@ -11,7 +11,7 @@ from trainkit.errors import Diagnostic
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import LAUNCHED, Support, Table, unsupported
 from trainkit.recipe.schema import Fsdp
-from trainkit.tools.base.fields import UNSET, Unsupported, said, setting
+from trainkit.tools.base.fields import UNSET, Unsupported, is_set, setting
 from trainkit.tools.base.fsdp_settings import CHECKPOINTING, of_first_version
 from trainkit.tools.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.tools.deepspeed.fields import STRATEGY_KEYS
@@ -187,9 +187,9 @@ def given_fields(context: Context) -> Iterator[tuple[Argument, object]]:
 def problems(context: Context) -> Iterator[Diagnostic]:
     error = context.resolved.error
     for field in FIELDS:
-        value = field.encode(context) if said(context, *field.keys) else UNSET
+        value = field.encode(context) if is_set(context, *field.keys) else UNSET
         if isinstance(value, Unsupported):
-            key = next(key for key in field.keys if said(context, key))
+            key = next(key for key in field.keys if is_set(context, key))
             what = f"{key} {setting(context, key)} cannot reach a program of kind hf"
             yield error(key, what, value.instead, why=value.why)
     yield from _contradictions(context)
