@@ -10,7 +10,9 @@ import pytest
 
 from trainkit.doctor.examine import CHECKS
 from trainkit.optimizers import OPTIMIZERS
+from trainkit.recipe.schema.cluster import Cluster
 from trainkit.recipe.schema.launching import Launcher, Program
+from trainkit.schedulers.registry import SCHEDULERS
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +50,21 @@ def test_a_launcher_is_its_module_its_line_and_its_place_in_the_schema() -> None
     assert set(get_args(Program.model_fields["kind"].annotation)) == {*PROGRAMS}
     golden = {path.stem for path in (ROOT / "tests" / "golden" / "commands").glob("*.txt")}
     assert set(LAUNCHERS) <= golden
+
+
+# Besides its own file, the registry and its section: facts of a machine, what an imported script asks for, and ssh as
+# the command that reaches a node of PBS.
+OF_SCHEDULERS = {"machine/host.py", "convert/sbatch.py", "schedulers/pbs.py"}
+
+
+def test_a_scheduler_is_its_module_its_line_and_its_section() -> None:
+    union, _ = get_args(Cluster)
+    assert {each.model_fields["kind"].default for each in get_args(union)} == {"none", *SCHEDULERS}
+    for name, scheduler in SCHEDULERS.items():
+        assert scheduler.kind == name
+        own = {f"schedulers/{name}.py", "schedulers/registry.py", "recipe/schema/cluster.py"}
+        assert files_with(rf'"{name}"') <= own | OF_SCHEDULERS, name
+    assert not files_with(r"isinstance\([^)]*\b(Slurm|Pbs|Ssh|Kubernetes)\b")
 
 
 def test_a_check_of_the_doctor_is_its_function_and_its_row() -> None:

@@ -225,7 +225,7 @@ def test_what_trainkit_asks_of_schedulers_has_the_shapes_that_the_campaign_knows
     asked += [pods.state(workload), pods.cancel(workload, now=False), pods.cancel(workload, now=True)]
     asked += [pods.save(workload, ["mine-0"], "/usr/bin/python3")]
     for job in (Job("101"), Job("77_2")):
-        asked += [slurm.state(job), slurm.cancel(job, now=True), slurm.requeue(job, "/r"), slurm.number(job.id)]
+        asked += [slurm.state(job), slurm.cancel(job, now=True), slurm.number(job.id)]
         asked += [slurm.steps(job.id), slurm.end(job), slurm.save(job, (), ""), slurm.exclude(job, ["tk1"])]
     calls = [each.argv for each in asked] + [pods.logs(workload, 1, follow=True)]
     for kind, of, host in (("slurm", Job("101"), "tk1"), ("kubernetes", workload, "mine-0"), ("ssh", Job("1"), "me@a")):

@@ -157,7 +157,7 @@ class NumaNode:
 class Allocation:
     """What a scheduler gave to this process. variables: those of its environment that describe it, unchanged."""
 
-    scheduler: Literal["slurm", "pbs", "lsf", "kubernetes"]
+    scheduler: str
     job: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainkit.machine.cpu_affinity import core_list
 from trainkit.machine.facts import Allocation, NumaNode, TorchBuild, at_least
@@ -263,26 +263,37 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# scheduler: the variable that only its jobs have and that names the job, then the others that describe the job
-SCHEDULERS: Mapping[Literal["slurm", "pbs", "lsf", "kubernetes"], str] = {
-    "slurm": "SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURM_NTASKS "
-    "SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE SLURM_JOB_GPUS SLURM_STEP_GPUS "
-    "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE SLURM_MEM_PER_NODE SLURM_JOB_NODELIST SLURM_JOB_PARTITION "
-    "SLURM_RESTART_COUNT SLURMD_NODENAME",
-    "pbs": "PBS_JOBID PBS_NODEFILE PBS_GPUFILE PBS_NODENUM PBS_TASKNUM PBS_NUM_NODES PBS_NUM_PPN PBS_NP PBS_NGPUS "
-    "PBS_QUEUE NCPUS",
-    "lsf": "LSB_JOBID LSB_HOSTS LSB_MCPU_HOSTS LSB_DJOB_NUMPROC LSB_DJOB_HOSTFILE LSB_GPU_REQ LSB_QUEUE "
-    "LSB_MAX_NUM_PROCESSORS",
-    "kubernetes": "KUBERNETES_SERVICE_HOST HOSTNAME JOB_COMPLETION_INDEX NVIDIA_VISIBLE_DEVICES",
+# scheduler: the variable that only its jobs have, whether it names the job, and the others that describe the job
+SCHEDULERS: Mapping[str, tuple[str, bool, str]] = {
+    "slurm": (
+        "SLURM_JOB_ID",
+        True,
+        (
+            "SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURM_NTASKS "
+            "SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_CPUS_ON_NODE SLURM_JOB_GPUS "
+            "SLURM_STEP_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE SLURM_MEM_PER_NODE SLURM_JOB_NODELIST "
+            "SLURM_JOB_PARTITION SLURM_RESTART_COUNT SLURMD_NODENAME"
+        ),
+    ),
+    "pbs": (
+        "PBS_JOBID",
+        True,
+        "PBS_NODEFILE PBS_GPUFILE PBS_NODENUM PBS_TASKNUM PBS_NUM_NODES PBS_NUM_PPN PBS_NP PBS_NGPUS PBS_QUEUE NCPUS",
+    ),
+    "lsf": (
+        "LSB_JOBID",
+        True,
+        "LSB_HOSTS LSB_MCPU_HOSTS LSB_DJOB_NUMPROC LSB_DJOB_HOSTFILE LSB_GPU_REQ LSB_QUEUE LSB_MAX_NUM_PROCESSORS",
+    ),
+    "kubernetes": ("KUBERNETES_SERVICE_HOST", False, "HOSTNAME JOB_COMPLETION_INDEX NVIDIA_VISIBLE_DEVICES"),
 }
 
 
 def probe_allocations(environ: Mapping[str, str] | None = None) -> Mapping[str, Allocation | None]:
     """The first scheduler whose job this process is part of; a pod that Slurm runs in counts as Slurm's."""
     environ = os.environ if environ is None else environ
-    for scheduler, names in SCHEDULERS.items():
-        own, *others = names.split()
+    for scheduler, (own, names_job, others) in SCHEDULERS.items():
         if own in environ:
-            given = {name: environ[name] for name in sorted([own, *others]) if name in environ}
-            return {"allocation": Allocation(scheduler, "" if scheduler == "kubernetes" else environ[own], given)}
+            given = {name: environ[name] for name in sorted([own, *others.split()]) if name in environ}
+            return {"allocation": Allocation(scheduler, environ[own] if names_job else "", given)}
     return {"allocation": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from abc import ABC, abstractmethod
@@ -231,6 +232,25 @@ class JobRequest:
         return bind_words(self.job.submit, {Variable.RUN_DIR: self.run_dir})
 
 
+def cores_of_share(context: Context, asked: int | Literal["auto"], machine: str | None) -> tuple[int, tuple[str, ...]]:
+    """Processors of a node, and the keys that decide them: by default the share that its chosen GPUs are of all."""
+    facts, keys = context.facts, ("cluster.cpus_per_node",)
+    if asked != "auto":
+        return asked, keys
+    if machine is None:
+        return context.processes, (*keys, "nodes.processes_per_node")
+    share = len(context.devices) / len(facts.gpus) if context.topology.device == "cuda" and facts.gpus else 1
+    return max(1, math.floor(facts.cpu_cores * share)), (*keys, "cluster.machine")
+
+
+def too_short_a_warning(plan: Plan, warn_seconds: int) -> Iterator[Diagnostic]:
+    """A warning where a run that is asked to save so long before its time limit has no time to."""
+    if warn_seconds <= plan.grace_seconds:
+        what = f"cluster.requeue.warn_seconds is {warn_seconds}, and launcher.grace_seconds is {plan.grace_seconds:g}"
+        hint = "the run must save and end in between: set warn_seconds higher"
+        yield Diagnostic("warning", what, key="cluster.requeue.warn_seconds", hint=hint)
+
+
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """What the scheduler says of a job before it is submitted. remarks: to be shown; refused: why it would not run."""
@@ -406,17 +426,23 @@ class Scheduler(ABC):
     warns: ClassVar[bool] = True
     # Whether the script waits to be ended, once its job is queued again or cancelled.
     ends_script: ClassVar[bool] = False
+    # Whether a job that is queued again is another job, with a number of its own.
+    resubmits: ClassVar[bool] = False
 
     def starts_step(self, words: Sequence[str], run_dir: str) -> bool:
         """Whether planned words are those that start the command behind them once on each node of the job."""
         raise NotImplementedError
 
+    def step_words(self, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """Words for `trainkit job node` that tell the nodes what no variable does."""
+        return ()
+
     def home(self, content: str, environ: Mapping[str, str]) -> tuple[str, str]:
         """The cluster that a job's script names, and the one that has it, by the variables of the job."""
         return "", ""
 
-    def requeue(self, job: Job, run_dir: str) -> Query[str]:
-        """Queue a running job again; its number from then on."""
+    def requeue(self, job: Job, run_dir: str, environ: Mapping[str, str]) -> str:
+        """Queue a running job again; its number from then on. Raises RefusedError and MachineError."""
         raise NotImplementedError
 
     def exclude(self, job: Job, hosts: Sequence[str]) -> Query[None] | None:

@@ -12,6 +12,7 @@ _HERE = "trainkit.schedulers"
 SCHEDULERS: Registry[Scheduler] = Registry(
     {
         "slurm": f"{_HERE}.slurm:SCHEDULER",
+        "pbs": f"{_HERE}.pbs:SCHEDULER",
         "ssh": f"{_HERE}.ssh:SCHEDULER",
         "kubernetes": f"{_HERE}.kubernetes:SCHEDULER",
     }

@@ -6,7 +6,6 @@ What is read is text that has been the same since Slurm 17; its JSON differs by 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shlex
@@ -41,8 +40,10 @@ from trainkit.schedulers.base import (
     RefusedError,
     Scheduler,
     State,
+    cores_of_share,
     hosts_in,
     number_in,
+    too_short_a_warning,
 )
 from trainkit.schedulers.client import ask
 from trainkit.schedulers.slurm_options import BARE, KNOWN, directives, options
@@ -226,13 +227,8 @@ class Slurm(Scheduler):
             yield token(_quoted(word), keys=("cluster.sbatch",))
 
     def cores(self, context: Context) -> tuple[int, tuple[str, ...]]:
-        section, facts, keys = _section(context.recipe), context.facts, ("cluster.cpus_per_node",)
-        if section.cpus_per_node != "auto":
-            return section.cpus_per_node, keys
-        if section.machine is None:
-            return context.processes, (*keys, "nodes.processes_per_node")
-        share = len(context.devices) / len(facts.gpus) if context.topology.device == "cuda" and facts.gpus else 1
-        return max(1, math.floor(facts.cpu_cores * share)), (*keys, "cluster.machine")
+        section = _section(context.recipe)
+        return cores_of_share(context, section.cpus_per_node, section.machine)
 
     def _srun(self, context: Context, section: Section) -> Iterator[Token]:
         nodes = context.recipe.nodes.count
@@ -476,14 +472,10 @@ class Slurm(Scheduler):
     def starts_step(self, words: Sequence[str], run_dir: str) -> bool:
         return words[:1] == ("srun",) and all(word.startswith("-") for word in words[1:])
 
-    def requeue(self, job: Job, run_dir: str) -> Query[str]:
+    def requeue(self, job: Job, run_dir: str, environ: Mapping[str, str]) -> str:
         """Slurm ends what runs of it. It starts the job no sooner than two minutes later (121 s)."""
-
-        def read(output: Output) -> str:
-            nothing(output)
-            return job.id
-
-        return _query(("scontrol", "requeue", job.id), read)
+        ask(_query(("scontrol", "requeue", job.id), nothing), environ)
+        return job.id
 
     def exclude(self, job: Job, hosts: Sequence[str]) -> Query[None]:
         """All of the hosts are named, for `+=` is refused by some releases."""
@@ -603,10 +595,7 @@ def in_queue(name: str, script: str, content: str) -> Query[Job | None]:
 
 def _times(section: Section, plan: Plan, settings: Mapping[str, str]) -> Iterator[Diagnostic]:
     """Times that leave too little to save in. settings: Slurm's."""
-    if section.requeue.warn_seconds <= plan.grace_seconds:
-        what = f"cluster.requeue.warn_seconds is {section.requeue.warn_seconds}, and launcher.grace_seconds is "
-        hint = "the run must save and end in between: set warn_seconds higher"
-        yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="cluster.requeue.warn_seconds", hint=hint)
+    yield from too_short_a_warning(plan, section.requeue.warn_seconds)
     wait = amount(settings.get("KillWait", ""))
     if wait is not None and wait < plan.grace_seconds and not section.requeue.after:
         what = f"Slurm kills {wait:.0f} s after it has told a job to end (KillWait), and launcher.grace_seconds is "

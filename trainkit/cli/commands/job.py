@@ -58,8 +58,8 @@ def node(  # noqa: PLR0917 - a command's options
     attempt: Annotated[int, Option("--attempt", min=1)] = 1,
     run_id: RunId = "",
     held: Annotated[bool, Option("--held", help="By standard input, and ends with it.")] = False,
-    number: Annotated[int, Option("--node", min=0, help="Of this node, where it is held.")] = 0,
-    hosts: Annotated[str, Option("--hosts", help="Of all nodes, with commas between, where it is held.")] = "",
+    number: Annotated[int | None, Option("--node", min=0, help="Of this node, where no variable says it.")] = None,
+    hosts: Annotated[str, Option("--hosts", help="Of all nodes, with commas between, where no variable says it.")] = "",
 ) -> None:
     """Start the plan of a submitted run on this node."""
     if run_id:
@@ -72,7 +72,11 @@ def node(  # noqa: PLR0917 - a command's options
     from trainkit.schedulers.jobs.node import own_job
 
     layout = RunLayout(folder.absolute())
-    place = _held_place(layout, number, hosts) if held else None
+    if held:
+        from trainkit.schedulers.jobs.ssh_supervisor import hold_input
+
+        hold_input(layout)
+    place = _told_place(f"{layout.id}.{attempt}", number, hosts) if hosts else None
     raise click.exceptions.Exit(execute_node(layout, layout, attempt, own_job(layout, os.environ), place))
 
 
@@ -110,11 +114,12 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
     return run_node(submitted, layout, place, request)
 
 
-def _held_place(layout: RunLayout, number: int, hosts: str) -> Place:
-    """Obey standard input from now on; which node this is, as the words say."""
+def _told_place(start: str, number: int | None, hosts: str) -> Place | None:
+    """Which node this is, as the words say, and else a variable; None where nothing does."""
     from trainkit.schedulers.base import Place
-    from trainkit.schedulers.jobs.ssh_supervisor import hold_input
+    from trainkit.schedulers.registry import place_in
 
-    hold_input(layout)
     names = tuple(hosts.split(","))
-    return Place(number, len(names), names, layout.id)
+    if number is None and isinstance(found := place_in(os.environ), Place):
+        number = found.node
+    return None if number is None else Place(number, len(names), names, start)

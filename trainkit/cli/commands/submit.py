@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -116,7 +119,7 @@ def submit_all(context: click.Context, presets: Presets, at_most: int | None, *,
         for number, task in enumerate(tasks):
             write_text(f"\ntask {number}: variant {task.variant}\n{table.render(task.plan)}")
         return
-    with signals_blocked():
+    with signals_blocked(), at_its_line(first.resolved):
         made = submit_array(tasks, at_most, lambda task: texts(task.plan, task.resolved), os.environ)
         for task, (layout, submission) in zip(tasks, made, strict=True):
             write_text(f"{task.variant}: run directory: {layout.root}\n{task.variant}: job {submission.job}\n")
@@ -198,7 +201,7 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
     scheduler = scheduler_of(plan)
     if scheduler.supervised:
         raise click.exceptions.Exit(supervised_here(plan, resolved))
-    with signals_blocked():
+    with signals_blocked(), at_its_line(resolved):
         layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
         write_text(f"run directory: {layout.root}\njob {submission.job}\n")
         sys.stdout.flush()
@@ -206,6 +209,15 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
         volume = f"{plan.output_root}/{plan.name}/{layout.id}"
         sys.stderr.write(f"the run itself is in {volume} of its pods; this machine keeps the job's record\n")
     return layout
+
+
+@contextlib.contextmanager
+def at_its_line(resolved: Resolved) -> Iterator[None]:
+    """Where a submission is refused, the line of the recipe that the refusal is about."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(replace(each, origin=resolved.origin(each.key)) for each in error.diagnostics) from error
 
 
 def texts(plan: Plan, resolved: Resolved) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from trainkit.recipe.schema.cluster import (
     Kubernetes,
     NoCluster,
     NoContainer,
+    Pbs,
     Podman,
     Pyxis,
     Slurm,

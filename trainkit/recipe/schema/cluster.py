@@ -118,6 +118,13 @@ _HOST = r"^([A-Za-z0-9_][^\s@,]*@)?([A-Za-z0-9_][\w.-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-
 _TIME = r"^(\d+-\d{1,2}(:\d{2}){0,2}|\d+:\d{2}(:\d{2})?|infinite)$"
 
 
+_Cpus = Literal["auto"] | Annotated[int, Field(ge=1, le=4096)]
+_CPUS = (
+    "Processors per node; `auto` is the share of cluster.machine's that corresponds to the selected GPUs, or all on "
+    "a CPU; without a machine, one per process."
+)
+
+
 class Requeue(Section):
     """When a job is requeued, and resumes from its newest checkpoint."""
 
@@ -183,12 +190,7 @@ class Slurm(Ran):
         'Time limit in quotes, as Slurm writes it: `"1-12:00:00"` is a day and a half, `"90:00"` 90 minutes.',
         pattern=_TIME,
     )
-    cpus_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = setting(
-        "auto",
-        "Processors per node; `auto` is the share of cluster.machine's that corresponds to the selected GPUs, "
-        "or all on "
-        "a CPU; without a machine, one per process.",
-    )
+    cpus_per_node: _Cpus = setting("auto", _CPUS)
     memory_per_node: str | None = setting(
         None, "Memory per node (`480G`); `0` is all of it; default: Slurm's.", pattern=_MEMORY
     )
@@ -201,6 +203,30 @@ class Slurm(Ran):
     requeue: Requeue = section(Requeue, "When the job is requeued and resumes.")
     sbatch: Words = setting([], "Further options for sbatch; those that trainkit sets are refused.")
     srun: Words = setting([], "Further options for srun; those that trainkit sets are refused.")
+
+
+class Pbs(Ran):
+    """A job of PBS Professional or OpenPBS."""
+
+    kind: Literal["pbs"] = setting("pbs", "A job of PBS Professional or OpenPBS: `trainkit submit` gives it to qsub.")
+    queue: str | None = setting(None, "Queue; default: the server's.")
+    account: str | None = setting(None, "Account that is charged.")
+    time: str | None = setting(
+        None, 'Time limit in quotes, in hours, minutes and seconds: `"36:00:00"`.', pattern=r"^\d+:\d{2}:\d{2}$"
+    )
+    cpus_per_node: _Cpus = setting("auto", _CPUS)
+    memory_per_node: str | None = setting(
+        None, "Memory per node (`480gb`); default: the server's.", pattern=r"^[1-9]\d*(kb|mb|gb|tb)$"
+    )
+    exclusive: bool = setting(False, "Whether no other job may use the nodes.")
+    gpus: Literal["ngpus", "none"] = setting(
+        "ngpus", "How GPUs are requested: `ngpus` per node, or not at all, if jobs get whole nodes."
+    )
+    resources: dict[str, str | int] = setting(
+        {}, "Further resources per node, as the site calls them: `gpu_model: h100`."
+    )
+    requeue: Requeue = section(Requeue, "When the job is requeued and resumes.")
+    qsub: Words = setting([], "Further options for qsub; those that trainkit sets are refused.")
 
 
 class Kubernetes(Section):
@@ -276,4 +302,4 @@ class Ssh(Ran):
     options: Words = setting([], "Further options for ssh, such as `-p2222`; those that trainkit sets are refused.")
 
 
-Cluster = Annotated[NoCluster | Slurm | Ssh | Kubernetes, Field(discriminator="kind")]
+Cluster = Annotated[NoCluster | Slurm | Pbs | Ssh | Kubernetes, Field(discriminator="kind")]

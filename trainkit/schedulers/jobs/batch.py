@@ -142,6 +142,10 @@ class Batch:
         """Start an attempt and see it through; the exit code of the job."""
         for number in (signal.SIGUSR1, self._scheduler.save_signal, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        submission = read_submission(self._layout.root)
+        if self._scheduler.resubmits and submission and submission.job not in ("", self._job):
+            say(f"the run goes on as job {submission.job}")
+            return 0
         attempt = self._begin()
         code = self._follow(attempt)
         return self._end(attempt, code)
@@ -176,13 +180,15 @@ class Batch:
         if not self._scheduler.starts_step(words, str(self._layout.root)):
             what = f"{self._layout.plan} starts no step of {title}: {' '.join(words[:3])}"
             raise MachineError(what, hint="it was changed since it was submitted: submit the recipe again")
-        argv = (*words, *node, "--attempt", str(attempt.number))
+        argv = (*words, *node, "--attempt", str(attempt.number), *self._scheduler.step_words(self._environ))
         try:
             step = subprocess.Popen(argv, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             what = f"{words[0]} cannot be started: {error.strerror}"
             raise MachineError(what, hint=f"is {title} on PATH here?") from error
         over, near = float("inf"), self._near_end()
+        if pending_request(self._layout):  # its signal may have come before this process listened
+            self._orders.append(self._scheduler.save_signal)
         while step.poll() is None:
             if time.time() > near:
                 self._orders.append(signal.SIGUSR1)
@@ -295,7 +301,7 @@ class Batch:
         scheduler, job = self._scheduler, Job(self._job)
         try:
             if self._asked != "requeued":  # else the scheduler does already
-                job = Job(ask(scheduler.requeue(job, str(self._layout.root)), self._environ))
+                job = Job(scheduler.requeue(job, str(self._layout.root), self._environ))
         except (MachineError, RefusedError) as error:
             # Where a node has failed, Slurm queues the job again by itself, and may have been quicker.
             if self._known().state != "queued":

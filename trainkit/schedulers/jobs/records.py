@@ -85,7 +85,7 @@ class Request(NamedTuple):
 
 def write_submission(layout: RunLayout, submission: Submission) -> None:
     """Raises OSError."""
-    known = submission._replace(at=time.time(), host=os.uname().nodename)
+    known = submission._replace(at=submission.at or time.time(), host=submission.host or os.uname().nodename)
     process = known.process._asdict() if known.process else None
     content = json.dumps({**known._asdict(), "process": process}, indent=2) + "\n"
     publish(layout.root / SUBMISSION, content, below=layout.root)
