@@ -510,10 +510,10 @@ def _seen(run: Path) -> list[tuple[str, bytes]]:
 def _hurry() -> None:
     """Times that are made for machines and people, cut short: what waits has to end within an attack."""
     from trainkit.cli.commands import runs as dump
-    from trainkit.schedulers.jobs import batch, ssh_supervisor
+    from trainkit.schedulers.jobs import job_script, ssh_supervisor
 
     dump.ANSWER_SECONDS = 2.5
-    batch.KILL_SECONDS = batch.LINGER_SECONDS = ssh_supervisor.SEE_SECONDS = 0.3
+    job_script.KILL_SECONDS = job_script.LINGER_SECONDS = ssh_supervisor.SEE_SECONDS = 0.3
 
 
 def _answers(which: int, run: Path, job: str) -> dict[str, tuple[str, int]]:

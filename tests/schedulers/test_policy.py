@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainkit.schedulers.jobs.batch import AttemptEnd, attempts_without_progress, decide
+from trainkit.schedulers.jobs.job_script import AttemptEnd, attempts_without_progress, decide
 
 AFTER = ("time_limit", "preemption", "node_failure", "hang")  # as by default
 LOST = AttemptEnd(137, failure="node", why="node 1 (tk2) was lost", hosts=("tk2",), steps=(0, 10))

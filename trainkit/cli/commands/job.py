@@ -40,15 +40,15 @@ def batch(
     folder: Folder, failed: Annotated[str, Option("--failed", help="Why the job script ends before the run.")] = ""
 ) -> None:
     """Start an attempt of a submitted run on all nodes of this job, and queue the job again where that is planned."""
-    from trainkit.schedulers.jobs.batch import Batch, end_unbegun
+    from trainkit.schedulers.jobs.job_script import JobScript, end_unbegun
 
-    raise click.exceptions.Exit(end_unbegun(folder, failed) if failed else Batch(folder, os.environ).run())
+    raise click.exceptions.Exit(end_unbegun(folder, failed) if failed else JobScript(folder, os.environ).run())
 
 
 def signal_run(folder: Folder, number: int) -> None:
     """Signal the trainkit of node 0 on this host, which tells the other nodes."""
     from trainkit.runner.rundir.layout import RunLayout
-    from trainkit.schedulers.jobs.batch import signal_node_0
+    from trainkit.schedulers.jobs.job_script import signal_node_0
 
     raise click.exceptions.Exit(0 if signal_node_0(RunLayout(folder), number) else 1)
 
@@ -89,7 +89,7 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
     from trainkit.cli.commands.run import refuse_unfit
     from trainkit.machine.probe import probe
     from trainkit.runner.rendezvous import node_place
-    from trainkit.schedulers.jobs.batch import read_plan
+    from trainkit.schedulers.jobs.job_script import read_plan
     from trainkit.schedulers.jobs.node import as_promised, run_node
 
     place = node_place(read_plan(submitted), given, os.environ)

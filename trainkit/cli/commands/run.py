@@ -83,7 +83,7 @@ def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool
     """Tell the other nodes why this one cannot run the recipe; whether it is another one, and node 0 says it."""
     from trainkit.runner.nodes.assembly import START_SECONDS, Rendezvous, report_unfit
     from trainkit.runner.nodes.roll_call import ReportedElsewhereError
-    from trainkit.schedulers.jobs.batch import say
+    from trainkit.schedulers.jobs.job_script import say
 
     place, nodes = place_in(os.environ), recipe.nodes
     rendezvous = Rendezvous(recipe.name, nodes.count, nodes.rendezvous, recipe.output.root)

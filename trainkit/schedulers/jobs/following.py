@@ -23,7 +23,7 @@ from trainkit.runner.rundir.records import Status, read_records
 from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
 from trainkit.schedulers.base import Answer, EndedError, Job, JobState, Query, RefusedError, Scheduler, expand
 from trainkit.schedulers.client import answer_or, ask
-from trainkit.schedulers.jobs.batch import read_plan
+from trainkit.schedulers.jobs.job_script import read_plan
 from trainkit.schedulers.jobs.records import (
     SUPERVISED,
     Submission,

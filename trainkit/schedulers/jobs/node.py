@@ -27,7 +27,7 @@ from trainkit.runner.rundir.records import Pids
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled, signal_name
 from trainkit.schedulers.base import Allocation, Place, Scheduler
 from trainkit.schedulers.client import answer_or
-from trainkit.schedulers.jobs.batch import (
+from trainkit.schedulers.jobs.job_script import (
     NOTHING_RUNS,
     ended_nowhere,
     newest_step,

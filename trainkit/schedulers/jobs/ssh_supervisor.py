@@ -35,7 +35,7 @@ from trainkit.runner.supervisor.processes import PASSED_ON, STOP, ProcessId, end
 from trainkit.schedulers import ssh
 from trainkit.schedulers.base import RefusedError
 from trainkit.schedulers.client import ask
-from trainkit.schedulers.jobs.batch import AttemptEnd, decide
+from trainkit.schedulers.jobs.job_script import AttemptEnd, decide
 from trainkit.schedulers.jobs.records import (
     Submission,
     hold_submitter,

@@ -120,7 +120,7 @@ NOTHING_RUNS = "nothing runs yet that could save a checkpoint"
 NEAR_END_SECONDS = 60.0  # Slurm sends its warning up to so much too early (sbatch(1), --signal)
 
 
-class Batch:
+class JobScript:
     """One start of the job."""
 
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
