@@ -51,7 +51,8 @@ class Section(BaseModel):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The section's validator, with Python functions only if the section needs them."""
-        made: Any = handler(source)
+        # Copied: pydantic before 2.10 keeps what it hands out, and finds it by this reference.
+        made: Any = {**handler.resolve_ref_schema(handler(source))}
         ref = made.pop("ref", None)  # of the section in the JSON Schema: the outermost validator must carry it
         if cls.short_form:
             made = no_info_before_validator_function(cls._expand, made)
