@@ -118,7 +118,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw_torch_foreach": _TORCH_ADAMW(
         f"{_TWO_MOMENTS}, and temporaries as large as the weights",
         "many tensors in one kernel",
-        "the fused one is not to be had",
+        "the fused optimizer is unavailable",
         fixed={"foreach": True},
         hf_unsupported=("adamw_torch is foreach on CUDA by itself", "set optimizer.name to adamw_torch"),
     ),

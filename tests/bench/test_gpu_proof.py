@@ -198,7 +198,7 @@ def test_what_needs_no_cuda_is_right_on_made_up_cards(folder: Path, cards: Cards
     assert [found[name]["ok"] for name in ("no such card", "card sampling", "1300M")] == [True, True, None]
     assert found["no such card"]["found"].endswith("there is no GPU `77` here")
     assert found_in(folder / "made-up")["card"] == "Tesla T4"
-    assert found["1300M"]["found"] == "it needs a card of 64 GiB, this one has 15"
+    assert found["1300M"]["found"] == "it needs a GPU of 64 GiB, this one has 15"
 
 
 def test_cases_come_with_those_that_they_are_compared_with(folder: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_profile_is_copied_edited_and_planned_for(trainkit: Trainkit, tmp_path
     words = ("devices.type=cuda", "devices.select=3", "batch.global=6", "--with", "strategy/ddp")
     done = trainkit("plan", str(tiny_recipe), "--on", "mine.yaml", *words)
     assert done.returncode == 0, done.stderr
-    assert "rank 2 on card 2: NVIDIA GeForce RTX 3090" in done.stdout
+    assert "rank 2 on GPU 2: NVIDIA GeForce RTX 3090" in done.stdout
 
 
 @pytest.mark.parametrize(

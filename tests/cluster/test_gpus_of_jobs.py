@@ -69,5 +69,5 @@ def test_a_node_with_fewer_gpus_than_planned_starts_nothing(with_gpus: Cluster, 
     # A cluster that gives whole nodes: Slurm is asked for no GPUs, and so does not know better.
     job = with_gpus.trainkit_submit("r.yaml", "nodes.processes_per_node=8", "cluster.gpus=none")
     assert job.end() == 4, job.said
-    assert "tk1: not on this machine: 8 GPUs are asked for, 4 can be used here" in job.said, job.said
+    assert "tk1: not on this machine: 8 GPUs are requested, 4 available" in job.said, job.said
     assert not list(job.folder.rglob("rank-0.out"))

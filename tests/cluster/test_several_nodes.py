@@ -117,8 +117,8 @@ def test_what_the_nodes_refuse_is_said_once(cluster: Cluster) -> None:
     (cluster.folder / "one.sh").write_text(one)
     alone = cluster.submit("srun --ntasks-per-node=1 --kill-on-bad-exit=0 sh one.sh", "-N2")
     assert (everywhere.code(), alone.code(60)) == (4, 4), everywhere.said + alone.said
-    assert everywhere.said.count("error: not on this machine: 1 GPU is asked for") == 1, everywhere.said
-    assert alone.said.count("not on this machine: 1 GPU is asked for") == 1, alone.said
+    assert everywhere.said.count("error: not on this machine: 1 GPU is requested") == 1, everywhere.said
+    assert alone.said.count("not on this machine: 1 GPU is requested") == 1, alone.said
     assert "error: node 1 (tk" in alone.said
     assert not cluster.runs()
 

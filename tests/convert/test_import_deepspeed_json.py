@@ -227,7 +227,7 @@ def test_the_written_recipe_passes_check_and_replaces_nothing_unasked(trainkit: 
     assert "team/recipe.yaml exists" in again.stderr
     itself = trainkit("import", "--force", "ds.json", "--output", "ds.json")
     assert itself.returncode == 2
-    assert "ds.json is what is imported" in itself.stderr
+    assert "ds.json is the file to import" in itself.stderr
     forced = trainkit("import", "--force", "--output", "team/recipe.yaml", "python", "-m", "json", "--output", "x")
     assert forced.returncode == 0, forced.stderr
     written = (tmp_path / "team/recipe.yaml").read_text()

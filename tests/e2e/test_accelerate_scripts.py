@@ -67,7 +67,7 @@ def test_one_process_computes_in_the_format_of_the_recipe(trainkit: Trainkit, fo
 
 @pytest.mark.parametrize(
     ("told", "says"),
-    [("", "no wrapper keeps the model of this rank in step"), ("true", "fsdp was planned, and ddp is in force")],
+    [("", "no wrapper synchronises this rank's model"), ("true", "fsdp was planned, and ddp is in force")],
 )
 def test_the_silent_fall_backs_of_accelerate_from_fsdp_are_caught(
     trainkit: Trainkit, folder: Path, told: str, says: str

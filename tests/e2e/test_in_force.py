@@ -48,7 +48,7 @@ def test_ranks_that_do_what_was_planned_run_to_their_end(
 @pytest.mark.parametrize(
     ("strategy", "wrapping", "says"),
     [
-        ("ddp", "nothing", "no wrapper keeps the model"),  # as accelerate does with FSDP on CPU
+        ("ddp", "nothing", "no wrapper synchronises this rank's model"),  # as accelerate does with FSDP on CPU
         ("ddp", "uneven", "rank 1 does not run what was planned"),  # while rank 0 waits for it in a collective
         ("fsdp", "ddp", "strategy fsdp was planned, and ddp is in force"),  # as Trainer does on CPU
         ("ddp", "fsdp1", "strategy ddp was planned, and fsdp is in force"),

@@ -114,8 +114,8 @@ def test_one_process_sees_every_card_that_was_chosen_in_order(tmp_path: Path, tr
     [
         ("python", {"fails": "init", "message": "Driver/library version mismatch"}, "version mismatch"),
         ("deepspeed", {"fails": "init", "message": "Driver/library version mismatch"}, "version mismatch"),
-        ("torchrun", {}, "0 can be used here: the NVIDIA driver sees no GPU"),
-        ("accelerate", {}, "0 can be used here: the NVIDIA driver sees no GPU"),
+        ("torchrun", {}, "0 available: the NVIDIA driver sees no GPU"),
+        ("accelerate", {}, "0 available: the NVIDIA driver sees no GPU"),
     ],
 )
 def test_no_launcher_is_started_where_the_card_is_not_there(

@@ -290,7 +290,7 @@ def test_it_says_which_card_it_needs_and_what_takes_the_memory(name: str) -> Non
     head = text[: text.index("version: 1")]
     assert " GB" in head.splitlines()[1]
     assert "in total" in head
-    assert "maller cards: " in head
+    assert "maller GPUs: " in head
     parts = [float(line.split()[-1]) for line in head.splitlines() if line.startswith("#   ") and ends_in_number(line)]
     assert parts[-1] == pytest.approx(sum(parts[:-1]), abs=0.06)
     assert yaml.safe_load(text)["variants"].keys() == {"tiny"}

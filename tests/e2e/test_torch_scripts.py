@@ -127,7 +127,10 @@ def test_a_script_that_asks_for_a_rank_is_alone_as_by_hand(trainkit: Trainkit, t
     assert json.loads(shared.stdout)["ddp"] is True
     # Its model is in no wrapper: that is what the warning is about, and no more than a warning.
     assert shared.returncode == 0, shared.stderr
-    assert "warning: what runs is not what was planned: strategy ddp was planned, and no wrapper keeps" in shared.stderr
+    assert (
+        "warning: what runs is not what was planned: strategy ddp was planned, and no wrapper synchronises"
+        in shared.stderr
+    )
 
 
 def test_a_script_that_starts_processes_of_its_own_is_left_to_it(trainkit: Trainkit, tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_two_copies_that_never_meet_are_said(trainkit: Trainkit, tmp_path: Path)
     words = ("--with=devices/cpu", "nodes.processes_per_node=2")
     done = trainkit("run", *words, "copies.py", timeout=200)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("this rank trains a model of its own") == 1  # the other rank's stands in its log
+    assert done.stderr.count("this rank trains a separate model") == 1  # the other rank's stands in its log
     assert "not as planned, seen in 2 ranks" in done.stderr
     (run,) = (tmp_path / "runs" / "copies").iterdir()
     seen = json.loads((run / "summary.json").read_text())["in_force"]

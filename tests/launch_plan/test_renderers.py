@@ -115,7 +115,7 @@ def test_the_page_shows_batch_topology_reasons_and_remarks(layered: Layered, mac
     page = table.render(build_plan(layered(recipe), machine(2, packages={"torch": "2.13.0"})).plan)
     for words in (
         "Batch: 64 = 4 \N{MULTIPLICATION SIGN} 8 \N{MULTIPLICATION SIGN} 2",
-        "rank 1 on card 1",
+        "rank 1 on GPU 1",
         "DeepSpeed partitions optimizer state and gradients",
         "deepspeed.json",
         "blocker: program builtin under zero2 requires deepspeed >= 0.19.4; it is not installed",
@@ -130,7 +130,7 @@ def test_the_page_for_thousands_of_nodes_is_short(layered: Layered, machine: Mac
     recipe = {"strategy": {"kind": "fsdp"}, "precision": {"dtype": "fp32"}, "model": model, "nodes": where}
     page = table.render(build_plan(layered(recipe), machine(8)).plan)
     assert "4096 nodes, 32768 ranks on cuda" in page
-    assert "local rank 7 on card 7" in page
+    assert "local rank 7 on GPU 7" in page
     assert len(page.splitlines()) < 66
 
 

@@ -186,4 +186,4 @@ def test_several_nodes_are_started_by_the_same_script(
 
 def test_the_script_says_what_blocks_the_plan(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"devices": {"select": 2}, "strategy": {"kind": "ddp"}}), machine(1)).plan
-    assert "# Cannot run where it was planned: not on this machine: 2 GPUs are asked for" in shell.render(plan)
+    assert "# Cannot run where it was planned: not on this machine: 2 GPUs are requested" in shell.render(plan)

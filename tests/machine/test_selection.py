@@ -53,7 +53,7 @@ def test_a_pick_keeps_its_order_and_reports_everything_that_is_missing() -> None
 
 def test_a_count_takes_the_first_of_the_allocation() -> None:
     assert [gpu.index for gpu in take(2, allocation(facts("3,1,0"))).cards] == [3, 1]
-    assert take(3, allocation(facts("3,1"))).missing == ("3 GPUs are asked for, 2 can be used here",)
+    assert take(3, allocation(facts("3,1"))).missing == ("3 GPUs are requested, 2 available",)
 
 
 def test_the_same_card_by_two_names_is_a_duplicate() -> None:

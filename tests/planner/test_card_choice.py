@@ -99,7 +99,7 @@ def test_a_selection_means_the_same_physical_cards_under_every_launcher(
     if launcher == "deepspeed" and cards != sorted(cards):
         with pytest.raises(RecipeError) as caught:
             build_plan(layers, facts)
-        assert "sorts the cards" in caught.value.diagnostics[0].why
+        assert "sorts the GPUs" in caught.value.diagnostics[0].why
         return
     plan = build_plan(layers, facts).plan
     wanted = tuple(facts.gpus[index].uuid for index in cards)
@@ -136,14 +136,14 @@ def test_too_few_free_cards_block_the_run_and_who_has_the_others_is_named(layere
     recipe = {"strategy": {"kind": "ddp"}, "devices": {"select": "free"}, "nodes": {"processes_per_node": 2}}
     plan = build_plan(layered(recipe), with_cards(machine(3), {0: BUSY, 2: held})).plan
     text = said(plan, "blocker")
-    assert "2 idle GPUs are asked for, 1 of 3 are free" in text
+    assert "2 idle GPUs are requested, 1 of 3 are free" in text
     assert "GPU 0 is busy: 40.0 GiB of 80 in use, pid 4711 (ada: python other.py)" in text
     assert "GPU 2 is busy: held by the trainkit run /runs/b (pid 12, bob)" in text
 
 
 def test_free_cards_on_a_machine_without_any_block_the_run(layered: Layered, machine: Machine) -> None:
     plan = build_plan(layered({"devices": {"select": "free"}}), machine(0)).plan
-    assert "1 idle GPU is asked for, 0 of 0 are free" in said(plan, "blocker")
+    assert "1 idle GPU is requested, 0 of 0 are free" in said(plan, "blocker")
 
 
 @pytest.mark.parametrize("select", ["auto", "all", 1, [0], ["GPU-0"]])
@@ -246,9 +246,9 @@ def test_a_part_that_the_caller_was_given_is_what_the_run_gets(layered: Layered,
 
 def test_the_slow_card_in_front_is_warned_of(layered: Layered, machine: Machine) -> None:
     facts = with_cards(machine(2), {0: {**SLOW, "name": "T4"}, 1: {**FAST, "name": "A100"}})
-    assert "card 0 (T4) is slower than card 1 (A100)" in said(build_plan(layered({}), facts).plan, "warning")
+    assert "GPU 0 (T4) is slower than GPU 1 (A100)" in said(build_plan(layered({}), facts).plan, "warning")
     both = build_plan(layered({"strategy": {"kind": "ddp"}}), facts).plan
-    assert "rank 0 is on the slower card 0 (T4)" in said(both, "warning")
+    assert "rank 0 is on the slower GPU 0 (T4)" in said(both, "warning")
     fastest = build_plan(layered({"devices": {"order": "fastest"}}), facts).plan
     assert said(fastest, "warning") == ""
     named = build_plan(layered({"devices": {"select": [0]}}), facts).plan
@@ -419,6 +419,6 @@ def test_a_binding_that_cannot_be_had_blocks_the_run(layered: Layered, machine: 
     silent = machine(2)
     assert "does not report its NUMA nodes" in said(build_plan(layered(BOUND), silent).plan, "blocker")
     unplaced = replace(silent, numa=NODES)
-    assert "on which node card 0 is" in said(build_plan(layered(BOUND), unplaced).plan, "blocker")
+    assert "on which node GPU 0 is" in said(build_plan(layered(BOUND), unplaced).plan, "blocker")
     outside = with_cards(silent, {0: {"numa_node": 1}, 1: {"numa_node": 1}}, numa=NODES, cpu_affinity=(0,))
     assert "no core of node 1" in said(build_plan(layered(BOUND), outside).plan, "blocker")

@@ -84,7 +84,7 @@ ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
             {"strategy": {"kind": "ddp"}, "launcher": {"kind": "deepspeed"}, "devices": {"select": [1, 0]}},
             {"gpus": 2},
             "devices.select",
-            "sorts the cards",
+            "sorts the GPUs",
             "ascending order",
         ),
         (

@@ -58,7 +58,7 @@ def test_threads_on_cards_are_few_unless_the_cpu_updates_the_weights(
     one = {"devices": {"select": gpus}} if gpus == 1 else {}
     planned = build_plan(layered({**one, **recipe}), machine(gpus, cores=cores))
     assert variables(planned.plan)["OMP_NUM_THREADS"] == threads
-    capped = "at most 16 on cards" in planned.provenance.rules["environment.OMP_NUM_THREADS"]
+    capped = "at most 16 on GPUs" in planned.provenance.rules["environment.OMP_NUM_THREADS"]
     assert capped == (threads == "16")
 
 

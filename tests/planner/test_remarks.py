@@ -59,7 +59,7 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
             2,
             {},
             "warning",
-            "shows cards to the ranks of a CPU run",
+            "shows GPUs to the ranks of a CPU run",
         ),
         (
             {},

@@ -89,16 +89,16 @@ def test_processes_of_an_own_program_may_see_more_cards_than_one(
     assert (plan.topology.groups[0].processes, plan.topology.groups[0].devices) == (processes, uuids)
     assert variable(plan, "CUDA_VISIBLE_DEVICES") == ",".join(uuids)
     assert [card.index for card in plan.cards] == list(cards)  # which the run locks
-    seen = [notice.what for notice in plan.notices if f"{len(cards)} cards" in notice.what]
+    seen = [notice.what for notice in plan.notices if f"{len(cards)} GPUs" in notice.what]
     assert bool(seen) == (len(cards) > processes)
     page = render(plan)
-    assert (f"sees card {cards[-1]}" in page) == (len(cards) > processes)
+    assert (f"sees GPU {cards[-1]}" in page) == (len(cards) > processes)
 
 
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ({"devices": {"select": [0, 1]}, "launcher": {"kind": "deepspeed"}}, "a process for each card"),
+        ({"devices": {"select": [0, 1]}, "launcher": {"kind": "deepspeed"}}, "a process for each GPU"),
         (
             {"devices": {"select": [0, 1]}, "nodes": {"processes_per_node": 3}, "strategy": {"kind": "ddp"}},
             "of its own",
@@ -177,7 +177,7 @@ def test_all_of_no_cards_is_not_the_cpu_without_a_word(
 
 @pytest.mark.parametrize("name", [-1, "", " "])
 def test_what_can_name_no_card_is_an_error_in_the_recipe(layered: Layered, machine: Machine, name: int | str) -> None:
-    with pytest.raises(RecipeError, match="which no card can be"):
+    with pytest.raises(RecipeError, match="which no GPU can be"):
         build_plan(layered({"devices": {"select": [name]}}), machine(2))
 
 
@@ -198,7 +198,7 @@ def test_only_who_asks_for_a_card_that_may_become_free_is_told_to_wait(
         (0, {}, "cpu", "there is no GPU here"),
         (1, {}, "cuda", "1 GPU can be used here"),
         (2, {"type": "cpu"}, "cpu", "devices.type is cpu"),
-        (2, {"select": [1]}, "cuda", "devices.select asks for cards"),
+        (2, {"select": [1]}, "cuda", "devices.select requests GPUs"),
     ],
 )
 def test_a_plan_says_why_it_runs_on_its_device(
@@ -222,11 +222,11 @@ def test_an_allocation_that_hides_every_card_gives_the_cpu(layered: Layered, mac
 @pytest.mark.parametrize(
     ("select", "gpus", "words"),
     [
-        (4, 2, "4 GPUs are asked for, 2 can be used here"),
+        (4, 2, "4 GPUs are requested, 2 available"),
         ([0, 7], 2, "there is no GPU `7` here"),
         (["GPU-f"], 2, "there is no GPU `GPU-f` here"),
         (["GPU-"], 2, "`GPU-` names 2 GPUs"),
-        (1, 0, "1 GPU is asked for, 0 can be used here"),
+        (1, 0, "1 GPU is requested, 0 available"),
     ],
 )
 def test_cards_that_are_not_there_block_the_run_and_the_plan_can_still_be_read(
@@ -246,12 +246,12 @@ def test_a_card_outside_the_allocation_is_refused_by_name(layered: Layered, mach
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ({"devices": {"select": [1, 1]}}, "names card `1` twice"),
-        ({"devices": {"select": [1, "GPU-1"]}}, "names card `GPU-1` twice"),
+        ({"devices": {"select": [1, 1]}}, "names GPU `1` twice"),
+        ({"devices": {"select": [1, "GPU-1"]}}, "names GPU `GPU-1` twice"),
         ({"devices": {"select": []}}, "empty list"),
         ({"devices": {"type": "cuda", "select": "none"}}, "devices.select is none"),
         ({"devices": {"type": "cpu", "select": [0]}}, "the run uses cpu"),
-        ({"devices": {"select": 4}, "nodes": {"processes_per_node": 2}}, "4 cards are selected for 2 processes"),
+        ({"devices": {"select": 4}, "nodes": {"processes_per_node": 2}}, "4 GPUs are selected for 2 processes"),
         ({"devices": {"select": ["GPU-1"]}, "nodes": {"count": 2, "processes_per_node": 1}}, "the run has 2 nodes"),
     ],
 )

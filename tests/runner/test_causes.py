@@ -13,7 +13,7 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import RankRecord, write_record
 
 SAID = "strategy {} was planned, and {}"
-ALONE = "this rank trains a model of its own, which nothing keeps in step with other ranks"
+ALONE = "this rank trains a separate model, which is not synchronised with other ranks"
 
 
 @pytest.fixture

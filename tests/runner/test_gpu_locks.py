@@ -94,7 +94,7 @@ def test_runs_that_start_at_the_same_time_never_take_the_same_free_card(
     assert seen(tmp_path, 3) == uuids
     fourth = trainkit("run", str(recipe), environ=environ)
     assert fourth.returncode == 4
-    assert "1 idle GPU is asked for, 0 of 3 are free" in fourth.stderr
+    assert "1 idle GPU is requested, 0 of 3 are free" in fourth.stderr
     assert f"held by the trainkit run {tmp_path}/runs/taken/" in fourth.stderr
     (tmp_path / "go").touch()
     for run in runs:
@@ -365,7 +365,7 @@ def test_what_the_plan_warns_of_is_said_before_the_start(
     done = trainkit("run", str(recipe), "devices.select=1", "devices.order=pci", environ=environ)
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr
-    assert text.index("warning: card 0 (Tesla T4) is slower than card 1") < text.index("run directory:")
+    assert text.index("warning: GPU 0 (Tesla T4) is slower than GPU 1") < text.index("run directory:")
 
 
 def test_a_driver_that_hangs_during_a_run_does_not_hold_it_up(

@@ -82,7 +82,7 @@ def test_the_global_batch_of_the_recipe_is_completed_with_the_sizes_of_the_file(
         ("fsdp: full_shard", "sft.yaml says fsdp full_shard", "strategy.kind"),
         ("deepspeed: zero.json", "sft.yaml names deepspeed", "strategy.config"),
         ("resume_from_checkpoint: out/checkpoint-3", "resume_from_checkpoint", "checkpoint.resume"),
-        ("tf32: true", "tf32 is for CUDA cards", "tf32"),
+        ("tf32: true", "tf32 is for CUDA GPUs", "tf32"),
     ],
 )
 def test_what_only_the_plan_can_decide_is_an_error_at_its_place_in_the_file(

@@ -138,8 +138,8 @@ def test_a_script_under_fsdp_recomputes_as_its_own_argument_says(plan: Callable[
         (({"efficiency": {"gradient_checkpointing": {"every": 2}}},), "gradient_checkpointing.every 2"),
         (({"strategy": {"kind": "ddp", "bucket_mb": 2.5}},), "strategy.bucket_mb 2.5"),
         (({"strategy": {"kind": "fsdp", "forward_prefetch": True}},), "of FSDP's version 1"),
-        (({**CPU, "precision": {"tf32": True}},), "is for CUDA cards"),
-        ((CPU, words({"tf32": True})), "is for CUDA cards"),
+        (({**CPU, "precision": {"tf32": True}},), "is for CUDA GPUs"),
+        ((CPU, words({"tf32": True})), "is for CUDA GPUs"),
         (
             ({"checkpoint": {"keep_best": True, "every_steps": 5}, "eval": {"every_steps": 5}},),
             "checkpoint.every_steps 5",

@@ -158,7 +158,7 @@ def test_libraries_are_kept_from_an_installed_torch_xla_in_other_runs(
         ("accelerate", FSDP, "strategy.kind", "shards nothing"),
         ("hf", {"precision": {"dtype": "fp16"}}, "precision.dtype", "fp16 on a TPU"),
         ("hf", {"optimizer": {"name": "adamw_torch_fused"}}, "optimizer.name", "no step for XLA"),
-        ("hf", {"precision": {"tf32": True}}, "precision.tf32", "CUDA cards"),
+        ("hf", {"precision": {"tf32": True}}, "precision.tf32", "CUDA GPUs"),
         ("hf", {"strategy": {"kind": "fsdp", "offload": True}}, "strategy.offload", "no such setting"),
         ("hf", {"strategy": {"kind": "fsdp", "sharding": "shard_grad_op"}}, "strategy.sharding", "no such setting"),
         ("hf", {"strategy": {"kind": "fsdp", "state_dict_type": "full"}}, "strategy.state_dict_type", "no such"),

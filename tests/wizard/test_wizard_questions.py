@@ -210,7 +210,7 @@ def test_what_only_needs_a_package_is_offered_with_its_name(machine: Machine, st
 @pytest.mark.parametrize(
     ("topic", "typed", "says"),
     [
-        ("where", "3", "3 GPUs are asked for, 2 can be used here"),
+        ("where", "3", "3 GPUs are requested, 2 available"),
         ("where", "0,5", "there is no GPU `5` here"),
         ("where", "0,0", "twice"),
         ("where", "moon", "is not a device"),

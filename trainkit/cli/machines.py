@@ -16,7 +16,7 @@ from trainkit.machine.facts import FACTS_VERSION, Facts
 from trainkit.text import GIB
 
 LONGEST = 16 * 1024 * 1024  # bytes; the facts of the largest machine take a hundredth
-LARGEST = 100_000  # cards, or GiB, of one machine
+LARGEST = 100_000  # GPUs, or GiB, of one machine
 # Versions of a profile's machine where this one lacks the package: the newest that trainkit is tested with.
 VERSIONS: Mapping[str, str] = {
     "accelerate": "1.15.0",

@@ -69,7 +69,7 @@ def _listed(overrides: Sequence[str], key: str) -> frozenset[str]:
 
 
 def _spread(draft: ImportedRecipe, several: Origin) -> None:
-    """Several processes where `python` would start one: a replica in each, and as many cards."""
+    """Several processes where `python` would start one: a replica in each, and as many GPUs."""
     if draft.get("strategy.kind") is None:
         draft.set("strategy.kind", "ddp", several)
     cards = draft.settings.get("devices.select")

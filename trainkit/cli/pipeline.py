@@ -224,7 +224,7 @@ def cluster_facts(resolved: Resolved) -> Facts:
 def run_request(
     planned: Planned, resolved: Resolved, again: Callable[[], RunRequest], node_rank: int | None = None
 ) -> RunRequest:
-    """What the runner executes. again: plans once more when another run has taken a card; node_rank: as given."""
+    """What the runner executes. again: plans once more when another run has taken a GPU; node_rank: as given."""
     from trainkit.hub.names import pinned
     from trainkit.launch_plan.render import shell
     from trainkit.recipe.yaml_writer import resolved_yaml

@@ -104,9 +104,9 @@ def _partial_in_hf(context: Context) -> dict[str, PartialSetting]:
         "batch.global": PartialSetting(),
         # Under ZeRO it stays in the base.
         "strategy.bucket_mb": PartialSetting(context.recipe.strategy.kind == "ddp"),
-        # Trainer takes cards, or MPS, by itself; only the CPU and a TPU are asked for.
+        # Trainer takes GPUs, or MPS, by itself; only the CPU and a TPU are asked for.
         "devices.type": PartialSetting(device in ("cpu", "xla")),
-        # A count is the number of ranks; `all` and `free` are cards of one machine at one time.
+        # A count is the number of ranks; `all` and `free` are GPUs of one machine at one time.
         "devices.select": PartialSetting(listed or (devices.select == "none" and not counts)),
         # Without a list there is nothing to count; DeepSpeed's launcher counts by itself.
         "devices.order": PartialSetting(listed and not counts),

@@ -203,7 +203,7 @@ def explain(ref: RepoRef, error: Exception, root: str) -> tuple[str, str]:
         hint = f"check the name; where it is private, give a token that may read it: {ALLOWED_BY}"
         raise UsageError(Diagnostic("error", what, ref.key, hint=hint)) from error
     if status == 401:
-        what = f"the Hub refuses the token with which {ref.name} is asked for"
+        what = f"the Hub refuses the token for {ref.name}"
         return what, f"give another one: {ALLOWED_BY}; or none, if the repository is public"
     if status is not None and (status == 429 or status >= 500):
         return f"{UNREACHABLE.format(ref.name)}: it answers with status {status}", "try again later"

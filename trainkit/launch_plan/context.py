@@ -68,7 +68,7 @@ class Context:
 
     @property
     def kind_of_cards(self) -> Literal["nvidia", "mig", "amd"]:
-        """What launchers and programs must know of the cards; `nvidia` also where there are none."""
+        """What launchers and programs must know of the GPUs; `nvidia` also where there are none."""
         return kind_of_cards(self.cards)
 
     @property
@@ -92,7 +92,7 @@ class Context:
 
     @property
     def sees_several(self) -> bool:
-        """Whether a process sees more cards than the one that its rank stands for."""
+        """Whether a process sees more GPUs than the one that its rank stands for."""
         return len(self.devices) > self.processes
 
     @property

@@ -102,7 +102,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu:
-    """A physical card. index: as nvidia-smi counts; several parts of a card that MIG split share it."""
+    """A physical GPU. index: as nvidia-smi counts; several parts of a GPU that MIG split share it."""
 
     index: int
     uuid: str
@@ -310,7 +310,7 @@ class Plan:
     device: Choice
     topology: Topology
     cards: tuple[PlannedGpu, ...] = ()  # of this machine, by local rank; none off CUDA or where they are missing
-    shares_cards: bool = False  # whether the run may start on cards that another one has
+    shares_cards: bool = False  # whether the run may start on GPUs that another one has
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]

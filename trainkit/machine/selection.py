@@ -159,7 +159,7 @@ def ordered(gpus: Sequence[Gpu], order: str) -> tuple[Gpu, ...]:
 def take(count: int, allowed: Sequence[Gpu]) -> Selection:
     """The first `count` GPUs of the allocation."""
     asked = "1 GPU is" if count == 1 else f"{count} GPUs are"
-    missing = () if count <= len(allowed) else (f"{asked} asked for, {len(allowed)} can be used here",)
+    missing = () if count <= len(allowed) else (f"{asked} requested, {len(allowed)} available",)
     return Selection(tuple(allowed[:count]), missing)
 
 
@@ -176,7 +176,7 @@ def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Sel
         return Selection(tuple(idle[:number]))
     asked = "1 idle GPU is" if number == 1 else f"{number} idle GPUs are"
     busy = [f"; {occupants(gpu)}" for gpu in allowed if not is_idle(gpu, idle_below)]
-    return Selection(tuple(idle), (f"{asked} asked for, {len(idle)} of {len(allowed)} are free{''.join(busy)}",))
+    return Selection(tuple(idle), (f"{asked} requested, {len(idle)} of {len(allowed)} are free{''.join(busy)}",))
 
 
 def pick(names: Sequence[int | str], facts: Facts, order: str = "pci") -> Selection:

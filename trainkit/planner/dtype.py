@@ -1,4 +1,4 @@
-"""The format of the computation, and what the chosen cards lack for it or for the installed kernels."""
+"""The format of the computation, and what the chosen GPUs lack for it or for the installed kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainkit.tools.compile_backends import backend_in_use
 
 
 def kernel_notices(context: Context) -> Iterator[Diagnostic]:
-    """What the chosen cards cannot run of the installed torch, of inductor and of FlashAttention-2."""
+    """What the chosen GPUs cannot run of the installed torch, of inductor and of FlashAttention-2."""
     cards = [gpu for gpu in context.cards if gpu.vendor == "nvidia"]
     if not cards:
         return
@@ -42,22 +42,22 @@ def kernel_notices(context: Context) -> Iterator[Diagnostic]:
 
 
 def _of_torch(cards: Sequence[Gpu], torch: str, cuda: str) -> Iterator[Diagnostic]:
-    """Kernels of the installed torch, for the oldest card and for the newest."""
+    """Kernels of the installed torch, for the oldest GPU and for the newest."""
     oldest = min(cards, key=lambda gpu: gpu.compute_capability)
     newest = max(cards, key=lambda gpu: gpu.compute_capability)
     targets = OLDEST.get(release(cuda)[0], (0, 0))
     least = oldest_in_wheels(torch, cuda)
     older = "12.6" if oldest.compute_capability >= OLDEST[12] else "11.8"
     if oldest.compute_capability < targets:
-        what = f"torch {torch} is built for CUDA {cuda}, which has no code for cards before {dotted(targets)}"
+        what = f"torch {torch} is built for CUDA {cuda}, which has no code for GPUs before {dotted(targets)}"
         yield blocker(f"{what}; {named(oldest)}", f"install a torch that is built for CUDA {older}")
     elif oldest.compute_capability < least:
-        what = f"PyTorch's own wheels of torch {torch} for CUDA {cuda} have no kernels for cards before {dotted(least)}"
-        hint = f"install a torch for CUDA {older}, unless yours was compiled for this card"
+        what = f"PyTorch's own wheels of torch {torch} for CUDA {cuda} have no kernels for GPUs before {dotted(least)}"
+        hint = f"install a torch for CUDA {older}, unless yours was compiled for this GPU"
         yield warning(f"{what}; {named(oldest)}", hint)
     first = FIRST.get(newest.compute_capability[0], "0")
     if not at_least(cuda, first):
-        what = f"torch {torch} is built for CUDA {cuda}, and cards such as {newest.name} have code from {first} on"
+        what = f"torch {torch} is built for CUDA {cuda}, and GPUs such as {newest.name} have code from {first} on"
         hint = f"install a torch for CUDA {first} or newer, unless yours brings PTX, which the driver can compile"
         yield warning(what, hint)
 
@@ -71,7 +71,7 @@ leaves_open: Callable[[object], bool] = call("trainkit.tools.deepspeed.fields:le
 def choose_dtype(
     recipe: Recipe, device: str, cards: Sequence[Gpu], in_file: object = None, own: Dtype | None = None
 ) -> Dtype:
-    """The format of forward and backward; `auto` is what the cards are fast at, and fp32 off CUDA.
+    """The format of forward and backward; `auto` is what the GPUs are fast at, and fp32 off CUDA.
 
     in_file: a DeepSpeed file of the user's, and own: what the program's own words say, where no layer gives a format.
     """
@@ -81,7 +81,7 @@ def choose_dtype(
         if enabled := [dtype for dtype in LOW if dtype in formats(in_file)]:
             return enabled[0]
         if recipe.program.kind != "builtin" and not leaves_open(in_file):
-            return "fp32"  # DeepSpeed's, whatever the cards have
+            return "fp32"  # DeepSpeed's, whatever the GPUs have
     if recipe.precision.dtype != "auto":
         return recipe.precision.dtype
     if recipe.program.kind in ("accelerate", "torch"):  # nothing is decided in the script's stead
@@ -91,7 +91,7 @@ def choose_dtype(
 
 
 def precision_notices(context: Context) -> Iterator[Diagnostic]:
-    """What the chosen cards lack for the chosen formats, and settings that do nothing or little on this device."""
+    """What the chosen GPUs lack for the chosen formats, and settings that do nothing or little on this device."""
     precision, device, dtype = context.recipe.precision, context.topology.device, context.dtype
     old = next((gpu for gpu in context.cards if gpu.compute_capability < AMPERE), None)
     if old is not None:
@@ -111,6 +111,6 @@ def precision_notices(context: Context) -> Iterator[Diagnostic]:
         what = f"{plain.name} has no tensor cores: fp16 saves memory there, and is hardly faster than fp32, or slower"
         yield note(what, "set precision to fp32 where it fits")
     if precision.tf32 is not None and device != "cuda":
-        yield warning(f"precision.tf32 does nothing on {device}", "leave it out: only CUDA cards have it")
+        yield warning(f"precision.tf32 does nothing on {device}", "leave it out: only CUDA GPUs have it")
     if dtype == "fp16" and device == "cpu":
         yield warning("fp16 on a CPU is slower than fp32", "set precision to fp32 or bf16")

@@ -35,9 +35,9 @@ def hang_watch(context: Context) -> HangWatch:
     if asked.then == "auto":
         cluster = context.recipe.cluster
         again = cluster.kind in SCHEDULERS and "hang" in SCHEDULERS[cluster.kind].restarts_after(cluster)
-        reason = "it is started again" if again else "nothing would start it again"
+        reason = "a restart is configured" if again else "no restart is configured"
         return HangWatch(after, asked.start_seconds, ends=again, reason=reason)
-    return HangWatch(after, asked.start_seconds, ends=asked.then == "end", reason="hang.then says so")
+    return HangWatch(after, asked.start_seconds, ends=asked.then == "end", reason="set by hang.then")
 
 
 def has_heartbeat(context: Context) -> bool:
@@ -58,7 +58,7 @@ def environment(context: Context) -> Iterator[SourcedVariable]:
         yield variable("TORCH_FR_BUFFER_SIZE", str(ENTRIES), rule=RECORDED)
 
 
-# Imported where there are several cards, which it is about: accelerate's tables take a while.
+# Imported where there are several GPUs, which it is about: accelerate's tables take a while.
 unlinked = call("trainkit.tools.accelerate.launcher:unlinked")
 place_of = call("trainkit.tools.deepspeed.ops:setting_of")
 
@@ -80,7 +80,7 @@ LEFT_BEHIND = {
 }
 LEAKS: dict[str, str] = {name: what for what, names in LEFT_BEHIND.items() for name in names.split()}
 
-# On AMD cards one variable decides, by ROCm's own numbers; the others would be applied on top of it.
+# On AMD GPUs one variable decides, by ROCm's own numbers; the others would be applied on top of it.
 AMD_LEAKS: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "would be read beside HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES": "would change what HIP_VISIBLE_DEVICES counts",
@@ -91,10 +91,10 @@ SETTINGS = "settings.yaml"
 
 RANK_BY_RANK = "rank i of a node uses the i-th"
 
-# Of a rank on a card. Its operators on the CPU are short (drawing samples, a copy of a checkpoint), and beyond some
+# Of a rank on a GPU. Its operators on the CPU are short (drawing samples, a copy of a checkpoint), and beyond some
 # threads they take longer to wake up than to compute.
 MOST_THREADS = 16
-# A part of a card that a hypervisor gives to a machine, whose profile is the end of its name (NVIDIA vGPU user guide).
+# A part of a GPU that a hypervisor gives to a machine, whose profile is the end of its name (NVIDIA vGPU user guide).
 _VIRTUAL = re.compile(r"^GRID |-\d+[ABCQ]$")
 
 # Variables that the plan decides -> what to do instead of setting them under `env`.
@@ -200,7 +200,7 @@ def _threads(context: Context) -> SourcedVariable:
     if context.topology.device == "cuda" and threads > MOST_THREADS and not offloaded:
         threads = MOST_THREADS
         share += (
-            f", and at most {MOST_THREADS} on cards: a rank's work on the CPU is short, and more threads slow it down"
+            f", and at most {MOST_THREADS} on GPUs: a rank's work on the CPU is short, and more threads slow it down"
         )
     rule = f"{share}; launchers differ in their defaults"
     return variable("OMP_NUM_THREADS", str(threads), keys=keys, rule=rule)
@@ -213,7 +213,7 @@ def _allocator(context: Context) -> Iterator[SourcedVariable]:
     told = any(name in recipe.env or name in recipe.env_from for name in names)
     told = told or (facts.allocator is not None and not isinstance(recipe.container, Image))
     # They are made of the driver's virtual memory management. Not known to work with it: other systems than Linux,
-    # parts of cards, AMD's, and torch's recording of CUDA graphs.
+    # parts of GPUs, AMD's, and torch's recording of CUDA graphs.
     known = kind_of_cards(context.cards) == "nvidia" and facts.platform == "linux" and "microsoft" not in facts.kernel
     cards = [gpu for gpu in context.cards if gpu.compute_capability >= VOLTA and not _VIRTUAL.search(gpu.name)]
     if recipe.program.kind != "builtin" or told or not known or not cards or len(cards) < len(context.cards):
@@ -235,14 +235,14 @@ def _devices(context: Context) -> Iterator[SourcedVariable]:
         name, rule = ORDER[order]
         if order == "fastest" and all(each.isdecimal() for each in context.devices):
             name = ORDER["pci"][0]
-            rule = "the cards are in the order of devices.order, by numbers that have one meaning"
+            rule = "the GPUs are in the order of devices.order, by numbers that have one meaning"
         yield variable("CUDA_DEVICE_ORDER", name, keys=("devices.order",), rule=rule)
         uses = "every rank of a node sees them all, in this order" if context.sees_several else RANK_BY_RANK
         yield variable("CUDA_VISIBLE_DEVICES", cards, keys=keys, rule=uses)
         return
     # The deepspeed launcher writes its own slots there, on a CPU too.
     if context.facts.gpus and context.launcher != "deepspeed":
-        rule = f"a run on {'the CPU' if device == 'cpu' else device} touches no card"
+        rule = f"a run on {'the CPU' if device == 'cpu' else device} uses no GPU"
         yield variable("CUDA_VISIBLE_DEVICES", "", keys=keys, rule=rule)
         if _amd(context):
             yield variable("HIP_VISIBLE_DEVICES", "", keys=keys, rule=rule)

@@ -71,7 +71,7 @@ def _starts_others(context: Context) -> bool:
 
 
 def _strategies(context: Context) -> str | list[str] | None:
-    """The strategy; one process that sees several cards may spread its batch over them.
+    """The strategy; one process that sees several GPUs may spread its batch over them.
 
     None where the script configures DeepSpeed's engine in its own code.
     """

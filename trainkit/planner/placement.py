@@ -1,4 +1,4 @@
-"""Which cores each rank stays on, where the recipe binds ranks near to their cards (NUMA)."""
+"""Which cores each rank stays on, where the recipe binds ranks near to their GPUs (NUMA)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def core_argv(context: Context) -> tuple[Token, ...]:
     """The argv that gives trainkit.runner.rank its cores; empty where no binding is asked for or none is possible."""
     if context.recipe.launcher.numa_binding == "none" or isinstance(found := _shares(context), str):
         return ()
-    rule = "the cores of the NUMA node that each local rank's card is on, less those that this process may not use"
+    rule = "the cores of the NUMA node that each local rank's GPU is on, less those that this process may not use"
     return (token("--cores", keys=(KEY,), rule=rule), token(":".join(map(core_ranges, found)), keys=(KEY,), rule=rule))
 
 
@@ -59,8 +59,8 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
         if not nodes:
             return "there is no GPU"
         if unknown := next((gpu for gpu in context.cards if gpu.numa_node is None), None):
-            return f"the system does not report on which node card {unknown.index} is"
-    else:  # without cards ranks are spread over the nodes in order
+            return f"the system does not report on which node GPU {unknown.index} is"
+    else:  # without GPUs ranks are spread over the nodes in order
         nodes = [facts.numa[rank * len(facts.numa) // context.processes].index for rank in range(context.processes)]
     # A container or a scheduler may have left this process fewer cores than the node has.
     usable: dict[int | None, tuple[int, ...]] = {
@@ -89,13 +89,13 @@ def place(resolved: Resolved, facts: Facts) -> Placement:
         return _place_on_cards(resolved, facts, reason)
     recipe = resolved.recipe
     if not isinstance(recipe.devices.select, str):
-        what = f"devices.select chooses CUDA cards, but the run uses {device}"
+        what = f"devices.select chooses CUDA GPUs, but the run uses {device}"
         hint = "set devices.type to cuda, or leave devices.select out"
         raise RecipeError(resolved.error("devices.select", what, hint))
     processes = recipe.nodes.processes_per_node
     if processes == "auto":
         # Two ranks are the fewest that exchange anything: enough to try a strategy out on a CPU. A program of the
-        # user's for which a launcher counts the cards is one process where there are none.
+        # user's for which a launcher counts the GPUs is one process where there are none.
         counts_cards = recipe.devices.select == "all" and recipe.program.kind != "builtin"
         alone = device in ("mps", "xla") or recipe.strategy.kind == "single" or counts_cards
         processes = 1 if alone else 2
@@ -104,7 +104,7 @@ def place(resolved: Resolved, facts: Facts) -> Placement:
 
 
 def counted_cards(resolved: Resolved, facts: Facts) -> Resolved:
-    """The recipe with the order in which cards are counted."""
+    """The recipe with the order in which GPUs are counted."""
     recipe, devices = resolved.recipe, resolved.recipe.devices
     if devices.order != "auto":
         return resolved
@@ -121,22 +121,22 @@ def _choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
     if devices.select == "none":
         if devices.type in {"cuda", "mps", "xla"}:
             what = f"devices.type is {devices.type}, but devices.select is none"
-            hint = "leave devices.select out to use a card, or set devices.type to cpu"
+            hint = "leave devices.select out to use a GPU, or set devices.type to cpu"
             raise RecipeError(resolved.error("devices.select", what, hint))
         return "cpu", "devices.select is none"
     if devices.type != "auto":
         return devices.type, f"devices.type is {devices.type}"
     if not isinstance(devices.select, str) or devices.select == "free":
-        return "cuda", "devices.select asks for cards"
+        return "cuda", "devices.select requests GPUs"
     if allocation(facts):
         return "cuda", f"{counted(len(allocation(facts)), 'GPU')} can be used here"
     if facts.gpus:
         return "cpu", f"{restriction(facts) or 'MIG'} hides every GPU"
-    return ("mps", "Apple silicon without a CUDA card") if facts.mps else ("cpu", "there is no GPU here")
+    return ("mps", "Apple silicon without a CUDA GPU") if facts.mps else ("cpu", "there is no GPU here")
 
 
 def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) -> Iterator[Diagnostic]:
-    """What a run that uses no CUDA card should know; the empty variable hides cards on purpose, others may be stale."""
+    """What a run that uses no CUDA GPU should know; the empty variable hides GPUs on purpose, others may be stale."""
     recipe, devices = resolved.recipe, resolved.recipe.devices
     if device == "mps" and not facts.mps:
         yield blocker("this machine has no MPS device", "set devices.type to auto or cpu")
@@ -161,14 +161,14 @@ def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
     names = tuple(map(str, select if isinstance(select, list) else range(requested)))
     hint = "`devices.select: auto` takes what is there"
     if select == "free" and allocation(facts):
-        hint = "wait, or name cards and set devices.when_busy: warn"
+        hint = "wait, or name GPUs and set devices.when_busy: warn"
     missing = (f"not on this machine: {what}{_why_none(facts)}" for what in selection.missing)
     blockers = tuple(blocker(what, hint) for what in missing)
     return Placement(Topology("cuda", (NodeGroup(nodes, processes, names),)), (), reason, blockers)
 
 
 def _processes(resolved: Resolved, cards: int) -> int:
-    """Processes of each node on so many cards: one on each, or fewer that see them all, of a program of the user's."""
+    """Processes of each node on so many GPUs: one on each, or fewer that see them all, of a program of the user's."""
     recipe, key = resolved.recipe, "nodes.processes_per_node"
     asked, own = recipe.nodes.processes_per_node, recipe.program.kind != "builtin"
     if asked == "auto":
@@ -177,26 +177,26 @@ def _processes(resolved: Resolved, cards: int) -> int:
         return asked
     problem = resolved.error(
         key,
-        f"{cards} cards are selected for {asked} processes on each node",
+        f"{cards} GPUs are selected for {asked} processes on each node",
         f"set nodes.processes_per_node to {cards}, or devices.select to {asked}",
-        why="a process needs a card of its own" if own else "each process uses exactly one card",
+        why="a process needs a GPU of its own" if own else "each process uses exactly one GPU",
         at=resolved.origin(key) or resolved.origin("devices.select"),
     )
     raise RecipeError(problem)
 
 
 def _why_none(facts: Facts) -> str:
-    """Why no card can be used; empty where one can."""
+    """Why no GPU can be used; empty where one can."""
     if allocation(facts):
         return ""
     if facts.gpus:
-        return f": {restriction(facts) or 'MIG'} hides every card"
+        return f": {restriction(facts) or 'MIG'} hides every GPU"
     note = next((facts.notes[name] for name in ("gpus", "amd", "nvidia") if name in facts.notes), "")
     return f": {note}" if note else ""
 
 
 def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
-    """The cards, and how many were asked for."""
+    """The GPUs, and how many were asked for."""
     recipe = resolved.recipe
     select, count = recipe.devices.select, recipe.nodes.processes_per_node
     if isinstance(select, list):
@@ -212,7 +212,7 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
                 "devices.select",
                 f"devices.select is free, but the run has {recipe.nodes.count} nodes",
                 "let the scheduler choose, or use a count",
-                why="which cards are idle differs from machine to machine, and one plan serves all nodes",
+                why="which GPUs are idle differs from machine to machine, and one plan serves all nodes",
             )
             raise RecipeError(problem)
         amount = count if count != "auto" else 1 if single else None
@@ -233,12 +233,12 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
 def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> None:
     problems = []
     if not select:
-        problems.append(("devices.select is an empty list", "use `none` for no card, or name at least one"))
-    own = "name each card once; a process needs a card of its own"
+        problems.append(("devices.select is an empty list", "use `none` for no GPU, or name at least one"))
+    own = "name each GPU once; a process needs a GPU of its own"
     order, nodes = resolved.recipe.devices.order, resolved.recipe.nodes.count
-    problems += [(f"devices.select names card `{name}` twice", own) for name in duplicates(select, facts, order)]
+    problems += [(f"devices.select names GPU `{name}` twice", own) for name in duplicates(select, facts, order)]
     problems += [
-        (f"devices.select names `{name}`, which no card can be", "name cards by index (from 0), UUID or MIG id")
+        (f"devices.select names `{name}`, which no GPU can be", "name GPUs by index (from 0), UUID or MIG id")
         for name in select
         if not str(name).strip() or (isinstance(name, int) and name < 0)
     ]
@@ -251,7 +251,7 @@ def _check_list(resolved: Resolved, facts: Facts, select: list[int | str]) -> No
 
 
 def idle_below(resolved: Resolved) -> int:
-    """The recipe's threshold of an idle card, in bytes."""
+    """The recipe's threshold of an idle GPU, in bytes."""
     return resolved.recipe.devices.idle_below * MIB
 
 
@@ -259,22 +259,22 @@ def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Ite
     if given := restriction(facts):
         job = facts.allocation
         giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
-        yield note(f"cards were chosen inside the caller's {given}{giver}")
+        yield note(f"GPUs were chosen inside the caller's {given}{giver}")
         if wrong := unread(facts):
             what = f"`{wrong}` in {given} matches no single GPU; CUDA ignores it and all later entries"
-            yield warning(what, "export the cards that `trainkit gpus` shows")
+            yield warning(what, "export the GPUs that `trainkit gpus` shows")
     yield from _busy(resolved, cards, facts)
     yield from _uneven(resolved, cards, facts)
     # CUDA counts fastest first unless the environment says otherwise, nvidia-smi and schedulers by PCI address.
     by_number = any(part.strip().isdecimal() for part in (facts.visible_devices or "").split(","))
     if by_number and facts.device_order is None and len({gpu.name for gpu in facts.gpus}) > 1:
         what = f"CUDA_VISIBLE_DEVICES={facts.visible_devices} is read as nvidia-smi counts; CUDA alone would count the "
-        hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name cards by UUID"
-        yield warning(f"{what}fastest card as 0, and the cards here differ", hint)
+        hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
+        yield warning(f"{what}fastest GPU as 0, and the GPUs here differ", hint)
 
 
 def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
-    """A busy card blocks the run. Facts from a file are a snapshot, which says nothing of the moment of the start."""
+    """A busy GPU blocks the run. Facts from a file are a snapshot, which says nothing of the moment of the start."""
     for gpu in cards:
         if is_idle(gpu, idle_below(resolved)):
             continue
@@ -283,30 +283,30 @@ def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Di
         elif resolved.recipe.devices.when_busy == "warn" and gpu.compute_mode == "default":
             yield warning(occupants(gpu), "devices.when_busy: warn starts the run all the same")
         else:
-            hint = "`devices.select: free` takes idle cards; `devices.when_busy: warn` starts beside them"
+            hint = "`devices.select: free` takes idle GPUs; `devices.when_busy: warn` starts beside them"
             yield blocker(occupants(gpu), hint)
 
 
 def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
     names = sorted({gpu.name for gpu in cards})
     if len(names) > 1:
-        what = f"the cards differ ({', '.join(names)}): every step waits for the slowest"
-        yield warning(what, "select cards of one kind")
+        what = f"the GPUs differ ({', '.join(names)}): every step waits for the slowest"
+        yield warning(what, "select GPUs of one kind")
     if isinstance(resolved.recipe.devices.select, list) or any(map(is_part, cards)):
         return
     best, first = max(allocation(facts), key=speed), cards[0]
     if speed(best) > max(map(speed, cards)):
-        what = f"card {first.index} ({first.name}) is slower than card {best.index} ({best.name}), left out here"
-        yield warning(what, "`devices.order: fastest` takes the fastest first; a list names cards outright")
+        what = f"GPU {first.index} ({first.name}) is slower than GPU {best.index} ({best.name}), left out here"
+        yield warning(what, "`devices.order: fastest` takes the fastest first; a list names GPUs outright")
     elif len(names) > 1 and speed(first) < speed(best):
-        what = f"rank 0 is on the slower card {first.index} ({first.name})"
+        what = f"rank 0 is on the slower GPU {first.index} ({first.name})"
         yield warning(what, "`devices.order: fastest` puts the fastest first")
 
 
 def name_cards(placement: Placement, launcher: str, strategy: str, *, queued: bool = False) -> Topology:
-    """The topology with each card named as all who read CUDA_VISIBLE_DEVICES understand it.
+    """The topology with each GPU named as all who read CUDA_VISIBLE_DEVICES understand it.
 
-    A UUID is the same card whatever the order of counting. Other nodes have other UUIDs, HIP counts, and
+    A UUID is the same GPU whatever the order of counting. Other nodes have other UUIDs, HIP counts, and
     DeepSpeed reads the variable as integers (its launcher: https://github.com/deepspeedai/DeepSpeed/issues/5278;
     its runtime: cuda_accelerator.py, _get_nvml_gpu_id). queued: whether a scheduler will choose the machine.
     """

@@ -70,7 +70,7 @@ def _quantized(c: Context) -> str:
 
 
 def _flash_attention(c: Context) -> str:
-    """What no card here can run need not be installed."""
+    """What no GPU here can run need not be installed."""
     return _builtin("efficiency.attention", "flash_attention_2")(c) if has_flash_attention(c.cards) else ""
 
 

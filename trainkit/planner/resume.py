@@ -107,8 +107,8 @@ def _newest(reader: ResumeTarget, found: Sequence[SavedCheckpoint]) -> tuple[Res
     saved = [checkpoint for checkpoint in found if not checkpoint.damage]
     resume, notices = _newest_whole(reader, saved)
     newer = found[: next((place for place, each in enumerate(found) if each.path == resume.path), len(found))]
-    passed_over = (warning(f"{each.path} is damaged and passed over: {each.damage}") for each in newer if each.damage)
-    return resume, (*passed_over, *notices)
+    skipped = (warning(f"{each.path} is damaged and skipped: {each.damage}") for each in newer if each.damage)
+    return resume, (*skipped, *notices)
 
 
 def _newest_whole(reader: ResumeTarget, saved: Sequence[SavedCheckpoint]) -> tuple[Resume, tuple[Diagnostic, ...]]:

@@ -63,25 +63,25 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
     incompatible(
         "devices.select",
         lambda c: c.kind_of_cards == "mig" and c.ranks > 1,
-        "NCCL takes two parts of a card for one device, and a process sees only the first part that it is shown",
-        "one part with nodes.processes_per_node: 1, or whole cards",
+        "NCCL takes two parts of a GPU for one device, and a process sees only the first part that it is shown",
+        "one part with nodes.processes_per_node: 1, or whole GPUs",
     ),
     incompatible(
         "devices.select",
         lambda c: c.kind_of_cards == "mig" and c.sees_several,
-        "a process sees only the first part of a card that it is shown",
-        "one part, or whole cards",
+        "a process sees only the first part of a GPU that it is shown",
+        "one part, or whole GPUs",
     ),
     incompatible(
         "devices.select",
         lambda c: c.launcher == "deepspeed" and c.sees_several,
-        "the deepspeed launcher starts a process for each card that it is given",
-        "as many cards as nodes.processes_per_node, or launcher.kind: torchrun",
+        "the deepspeed launcher starts a process for each GPU that it is given",
+        "as many GPUs as nodes.processes_per_node, or launcher.kind: torchrun",
     ),
     incompatible(
         "strategy.kind",
         lambda c: c.kind_of_cards == "mig" and c.strategy in ON_DEEPSPEED,
-        "DeepSpeed reads CUDA_VISIBLE_DEVICES as numbers, and parts of a card have none",
+        "DeepSpeed reads CUDA_VISIBLE_DEVICES as numbers, and parts of a GPU have none",
         "strategy.kind: single",
     ),
     incompatible(
@@ -195,7 +195,7 @@ def batch_remarks(context: Context) -> Iterator[Diagnostic]:
     made = context.zero and "strategy.config" not in context.resolved.attachments
     if context.recipe.program.kind == "deepspeed" and made and batch.global_ is None:
         # runtime/config.py: _batch_assertion
-        what = "nobody gives DeepSpeed's engine a size of the batch: it ends with an error unless the script adds one"
+        what = "DeepSpeed's engine gets no batch size: it fails unless the script sets one"
         yield warning(what, "set batch.micro, or batch.global")
     if batch.search:
         limit = context.recipe.batch.memory_mib
@@ -214,7 +214,7 @@ def device_remarks(context: Context) -> Iterator[Diagnostic]:
     """What the device lacks, or could not be asked."""
     facts, device, recipe = context.facts, context.topology.device, context.recipe
     if device != "mps" and (failure := facts.notes.get("gpus")):
-        yield warning(f"the NVIDIA driver could not be asked for cards ({failure})", "check `nvidia-smi`")
+        yield warning(f"the NVIDIA driver could not be queried for GPUs ({failure})", "check `nvidia-smi`")
     system, _, version = facts.system.partition(" ")
     # bf16 on MPS came with macOS 14 (https://pytorch.org/docs/stable/amp.html)
     if device == "mps" and context.dtype == "bf16" and system == "macOS" and not at_least(version, "14"):
@@ -222,7 +222,7 @@ def device_remarks(context: Context) -> Iterator[Diagnostic]:
     if device == "cpu" and getattr(recipe.strategy, "offload", False):
         yield note("strategy.offload moves nothing on a CPU: the shards are in its memory already")
     if device == "cpu" and context.launcher == "deepspeed" and facts.gpus:
-        what = "the deepspeed launcher shows cards to the ranks of a CPU run; the program must leave them alone"
+        what = "the deepspeed launcher shows GPUs to the ranks of a CPU run; the program must leave them alone"
         yield warning(what, "set launcher.kind to torchrun, which hides them")
 
 

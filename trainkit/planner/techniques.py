@@ -72,14 +72,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         "batch.micro: auto",
         "the largest products that fit; some seconds of trial steps at the first start",
         "fills what is free, or batch.memory_mib",
-        "the global batch is settled and the card is new to you",
+        "the global batch is fixed and you do not know the GPU's limit",
         in_force=lambda context: bool(context.batch.search),
     ),
     Technique(
         "batch.accumulation: n",
         "slower than the same batch at once: smaller products, a little more work",
         "activations of one micro batch instead of the whole",
-        "the wanted batch does not fit; fill the card with the micro batch first",
+        "the wanted batch does not fit; fill the GPU with the micro batch first",
         in_force=lambda context: (context.batch.accumulation or 1) > 1 and not context.batch.search,
     ),
     Technique(
@@ -97,16 +97,16 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "precision.dtype: bf16",
-        "faster where the card has units for it (Ampere and later)",
+        "faster where the GPU has units for it (Ampere and later)",
         "half the activations; a 16-bit copy of the weights besides",
-        "the card has it; it needs no loss scaling",
+        "the GPU has it; it needs no loss scaling",
         other_flag="--bf16",
     ),
     Technique(
         "precision.dtype: fp16",
-        "faster on cards with tensor cores (Volta and later)",
+        "faster on GPUs with tensor cores (Volta and later)",
         "half the activations; a 16-bit copy of the weights besides",
-        "the card has no bf16; losses may overflow at 65504, and such steps are skipped",
+        "the GPU has no bf16; losses may overflow at 65504, and such steps are skipped",
         other_flag="--fp16",
     ),
     Technique(
@@ -175,7 +175,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "efficiency.compile.mode: max-autotune",
         "faster kernels, chosen by trial in a first step of minutes",
         "copies of the inputs where CUDA graphs are recorded",
-        "runs of hours on one kind of card; as max-autotune-no-cudagraphs with accumulation, fsdp or zero3",
+        "runs of hours on one kind of GPU; as max-autotune-no-cudagraphs with accumulation, fsdp or zero3",
         also="max-autotune-no-cudagraphs",
     ),
     Technique(
@@ -194,7 +194,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "model.quantize.bits: 4",
         "slower: weights are unpacked for each product",
         "some 0.52 bytes per weight of the blocks, in place of 4; embeddings and the output layer stay whole",
-        "LoRA on a card that the weights do not fit on in 16 bits (QLoRA), under any strategy",
+        "LoRA on a GPU that the weights do not fit on in 16 bits (QLoRA), under any strategy",
         in_force=lambda context: quantized_bits(context.recipe) == 4,
     ),
     Technique(
@@ -237,7 +237,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "data.pin_memory: true",
-        "copies to the card run beside the computation",
+        "copies to the GPU run beside the computation",
         "page-locked host memory",
         "always on CUDA",
         device="cuda",
@@ -264,13 +264,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         "strategy.kind: ddp",
         "each rank computes its share of the batch; gradients are summed once a step",
         "a whole copy of everything on each rank",
-        "the model with its optimizer state fits on one card",
+        "the model with its optimizer state fits on one GPU",
     ),
     Technique(
         "strategy.kind: fsdp",
         "weights are gathered before each use, beside the computation",
         "weights, gradients and optimizer state divided by the ranks",
-        "the model with its optimizer state does not fit on one card",
+        "the model with its optimizer state does not fit on one GPU",
         other_flag='--fsdp "full_shard auto_wrap"',
     ),
     Technique(
@@ -331,16 +331,16 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         "strategy.offload: true",
         "slower: shards travel over the bus in each step",
-        "weights, gradients and optimizer state leave the card",
-        "shards on all cards do not fit",
+        "weights, gradients and optimizer state leave the GPU",
+        "shards on all GPUs do not fit",
         other_flag='--fsdp "full_shard offload"',
         device="cuda",
     ),
     Technique(
         "strategy.offload_optimizer: cpu",
         "slower: the update is done on the CPU",
-        "optimizer state leaves the card",
-        "the optimizer state does not fit on all cards",
+        "optimizer state leaves the GPU",
+        "the optimizer state does not fit on all GPUs",
         device="cuda",
     ),
     Technique(
@@ -351,8 +351,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "strategy.offload_param: cpu",
-        "slowest: weights travel to the card for each use",
-        "weights leave the card between uses",
+        "slowest: weights travel to the GPU for each use",
+        "weights leave the GPU between uses",
         "one layer after another is all that fits",
         device="cuda",
     ),

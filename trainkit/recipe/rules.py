@@ -249,10 +249,10 @@ def _nvme(context: RecipeTree) -> Iterator[Diagnostic]:
 def _devices(context: RecipeTree) -> Iterator[Diagnostic]:
     select, kind = context.get("devices.select"), context.get("devices.type")
     if isinstance(select, list) and len({str(each) for each in select}) < len(select):
-        yield context.error("devices.select", "devices.select names a card twice", "list each card once")
+        yield context.error("devices.select", "devices.select names a GPU twice", "list each GPU once")
     if kind == "cuda" and select == "none":
-        what = "devices.type cuda with devices.select none leaves no card"
-        yield context.error("devices.select", what, "choose devices.type: cpu, or select cards")
+        what = "devices.type cuda with devices.select none leaves no GPU"
+        yield context.error("devices.select", what, "choose devices.type: cpu, or select GPUs")
 
 
 def _nodes(context: RecipeTree) -> Iterator[Diagnostic]:

@@ -244,7 +244,7 @@ def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> 
         done |= {"rdzv_endpoint", "master_addr", "master_port"}
     processes: Any = 1
     if "nproc_per_node" in named:
-        # One for each card, None here, where a word names the kind of device: the words are trainkit's own too.
+        # One for each GPU, None here, where a word names the kind of device: the words are trainkit's own too.
         use = _counted(draft, named["nproc_per_node"])
         apply_flag(draft, context, use.name, use.value, use.origin)
         processes = draft.get("nodes.processes_per_node")

@@ -42,10 +42,10 @@ ARGUMENTS = "transformers.training_args:TrainingArguments"
 STATE = "transformers.trainer_callback:TrainerState"
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "no": "fp32"}
 MEANING = {
-    "single": "this rank trains a model of its own, which nothing keeps in step with other ranks",
-    "dataparallel": "this process spreads its batch over several cards with nn.DataParallel",
+    "single": "this rank trains a separate model, which is not synchronised with other ranks",
+    "dataparallel": "this process spreads its batch over several GPUs with nn.DataParallel",
 }
-BY_HAND = "no wrapper keeps the model of this rank in step with the others: only the program itself could"
+BY_HAND = "no wrapper synchronises this rank's model with the others: only the program itself could"
 EVERY_SECONDS = 5.0  # between two writes of how many steps there were
 
 

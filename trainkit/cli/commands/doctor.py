@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainkit.doctor.check import CheckResult, Finding, Target
     from trainkit.machine.facts import Facts
 
-# Seconds: for cards that a sleeping driver wakes, and for everything but loading and printing.
+# Seconds: for GPUs that a sleeping driver wakes, and for everything but loading and printing.
 PROBE_LIMITS = {"gpus": 8.0}
 WHOLE = 18.0
 WIDTH = 80

@@ -1,4 +1,4 @@
-"""`trainkit gpus`, `env` and `facts`: this machine's cards and who uses them, a report for bugs, and facts as JSON."""
+"""`trainkit gpus`, `env` and `facts`: this machine's GPUs and who uses them, a report for bugs, and facts as JSON."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _watch_on_terminal() -> None:
 
 
 def render_cards(facts: Facts, width: int) -> str:
-    """One block a card: what it is and how full, then who holds it and which processes use it. width: columns."""
+    """One block per GPU: what it is and how full, then who holds it and which processes use it. width: columns."""
     machine = facts.origin or facts.hostname
     if not facts.gpus:
         lines = [f"{machine}: no CUDA or ROCm GPU can be used here"]

@@ -98,7 +98,7 @@ def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool
 
 
 def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
-    """The recipe, planned for this machine as it is now; called again when another run takes a chosen card meanwhile.
+    """The recipe, planned for this machine as it is now; called again when another run takes a chosen GPU meanwhile.
 
     Raises MachineError where the machine cannot run it.
     """

@@ -302,7 +302,7 @@ def dump(
 
 
 def _outcome(account: DumpFile) -> str:
-    """Who holds the run up, where it stands still."""
+    """Which rank blocks the run, if it does not move."""
     seconds = min((each.seconds for each in account.ranks if each.is_rank), default=None)
     missing = f"; {', '.join(account.missing)} did not answer" if account.missing else ""
     if seconds is None:
@@ -311,7 +311,7 @@ def _outcome(account: DumpFile) -> str:
 
 
 def ask(attempt: AttemptLayout) -> dict[str, Any]:
-    """Leave an order for the run's guardian, and wait for what it finds. Raises MachineError where nobody answers."""
+    """Leave an order for the run's guardian, and wait for what it finds. Raises MachineError without an answer."""
     from trainkit.files import make_folder, parse_json, publish, read_whole
     from trainkit.runner.rundir.records import DUMPS, ORDERS, run_of
 

@@ -40,18 +40,16 @@ def _queued_again(plan: Plan) -> str:
     """What a later attempt of a job starts from; empty where there is none, or its program is given no checkpoint."""
     words = (word for command in plan.commands for word in command.argv)
     again = plan.job is not None and plan.job.requeue and any(Variable.RESUME in word.parts for word in words)
-    return "; started again, it goes on from its own newest checkpoint" if again else ""
+    return "; a restart resumes from its own newest checkpoint" if again else ""
 
 
 def _hang(plan: Plan) -> tuple[str, str]:
     """What happens when no rank moves any more."""
     hang = plan.hang
     if hang.after == 0:
-        return "no watch", "the recipe says so"
-    after = "at the run's own pace" if hang.after is None else f"after {hang.after:g} s"
-    then = (
-        "the rank that holds it up is named, and the run ended" if hang.ends else "the rank that holds it up is named"
-    )
+        return "no watch", "disabled by the recipe"
+    after = "limit learned from step times" if hang.after is None else f"limit {hang.after:g} s"
+    then = "names the blocking rank and ends the run" if hang.ends else "names the blocking rank, does not end the run"
     return ("end" if hang.ends else "report"), f"{after}: {then}" + (f" ({hang.reason})" if hang.reason else "")
 
 
@@ -63,7 +61,7 @@ def _row(label: str, value: str, reason: str, width: int) -> list[str]:
 def _topology(plan: Plan, width: int) -> Iterator[str]:
     topology = plan.topology
     seen = sum(group.count * len(group.devices) for group in topology.groups)
-    where = f"{counted(seen, 'card')} ({topology.device})" if seen > topology.world_size else topology.device
+    where = f"{counted(seen, 'GPU')} ({topology.device})" if seen > topology.world_size else topology.device
     yield f"Topology: {counted(topology.nodes, 'node')}, {counted(topology.world_size, 'rank')} on {where}"
     first = 0
     for group in topology.groups:
@@ -72,10 +70,10 @@ def _topology(plan: Plan, width: int) -> Iterator[str]:
         label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
         several = len(group.devices) > group.processes
         for position, device in enumerate(group.devices):
-            where = f"card {device}" if device.isdecimal() else device
+            where = f"GPU {device}" if device.isdecimal() else device
             if position < len(plan.cards):
                 card = plan.cards[position]
-                where = f"card {card.index}: {card.name}" + (f", {card.uuid}" if card.uuid else "")
+                where = f"GPU {card.index}: {card.name}" + (f", {card.uuid}" if card.uuid else "")
             if not several:
                 yield f"  {label} {start + position} on {where}"
             else:

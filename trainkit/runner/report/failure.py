@@ -86,7 +86,7 @@ class Cause:
     library: str = ""
 
 
-_ALONE = r"no wrapper keeps|nothing keeps"
+_ALONE = r"no wrapper synchronises|is not synchronised"
 CAUSES: tuple[Cause, ...] = (
     *(
         Cause(

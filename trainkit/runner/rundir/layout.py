@@ -76,7 +76,7 @@ class RunLayout:
     command = PathInRun("command.sh")  # the plan as a shell script
     environment = PathInRun("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
     metrics = PathInRun("metrics.jsonl")  # one object per logged step; append-only
-    cards = PathInRun("cards.jsonl")  # one object per sample of the run's cards; append-only
+    cards = PathInRun("cards.jsonl")  # one object per sample of the run's GPUs; append-only
     checkpoints = PathInRun("checkpoints")
     pushes = PathInRun("pushes")  # hard links to checkpoints that are being uploaded, and files prepared for the upload
     result = PathInRun("result.json")  # the built-in trainer's measurements

@@ -64,7 +64,7 @@ def through_torchrun(context: Context) -> bool:
 
 
 def chooses_cpu(context: Context) -> bool:
-    """Whether accelerate is to use no card. Trainer has a flag of its own for that, and would leave DeepSpeed out."""
+    """Whether accelerate is to use no GPU. Trainer has a flag of its own for that, and would leave DeepSpeed out."""
     kind = context.recipe.program.kind
     return context.topology.device == "cpu" and kind != "hf" and not (kind == "accelerate" and context.zero)
 
@@ -155,7 +155,7 @@ _LAUNCH: tuple[AccelerateField, ...] = (
         ("devices.select", "devices.order"),
         fixed("all"),
         _read_cards,
-        source=rule("the cards are chosen by CUDA_VISIBLE_DEVICES"),
+        source=rule("the GPUs are chosen by CUDA_VISIBLE_DEVICES"),
     ),
     AccelerateField("machine_rank", (), fixed(0), nothing_but(0), source=rule("given as a flag on several nodes")),
     AccelerateField("main_training_function", (), fixed("main"), nothing_but("main"), source=DEFAULT),

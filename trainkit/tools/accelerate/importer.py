@@ -321,7 +321,7 @@ _CHIPS = (
 _PODS = "it is for pods of several machines, and a run on xla is one process"
 _SINGLE = "accelerate starts one process on a CPU, whatever num_processes says; the recipe starts {}."
 _UNREACHED = (
-    "accelerate does not hand use_cpu to several processes: they take cards where there are some, and form no group "
+    "accelerate does not hand use_cpu to several processes: they take GPUs where there are some, and form no group "
     "where there are none. The recipe starts {} on the CPU."
 )
 
@@ -363,7 +363,7 @@ def launched(draft: ImportedRecipe, context: ImportContext, flags: Sequence[Impo
         values["use_cpu"] = Assignment("use_cpu", True, named["cpu"].origin)
     if KIND not in values:
         origin, alone = argv_origin("accelerate launch"), "cpu" in named or "use_mps_device" in named
-        # accelerate launch takes every card that it sees, and starts one process where that is one, whatever the
+        # accelerate launch takes every GPU that it sees, and starts one process where that is one, whatever the
         # number (commands/launch.py: _validate_launch_command); an import that does not know assumes several.
         visible = _visible(draft)
         count = values["num_processes"].value if "num_processes" in values else 1 if alone else visible
@@ -372,7 +372,7 @@ def launched(draft: ImportedRecipe, context: ImportContext, flags: Sequence[Impo
 
 
 def _visible(draft: ImportedRecipe) -> int:
-    """How many cards the launcher sees, at least 1; 2 where that is not known."""
+    """How many GPUs the launcher sees, at least 1; 2 where that is not known."""
     cards = draft.get("devices.select")
     known = cards == "none" or (isinstance(cards, list) and not any(map(interpolated, cards)))
     return (1 if cards == "none" else len(cards)) if known else 2
@@ -405,7 +405,7 @@ def _config_file(
 
 
 def interpret(config: ImportedConfig) -> int | None:
-    """Everything that is given, as settings; returns the processes of each machine, None for one on each card."""
+    """Everything that is given, as settings; returns the processes of each machine, None for one on each GPU."""
     kind = config.get(KIND)
     kind = "NO" if kind in (None, False) else str(kind)
     if str(config.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":

@@ -110,7 +110,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
 RULE = "accelerate launch sets it for every rank, whatever the program"
 # utils/launch.py: prepare_simple_launcher_cmd_env
 THREADS_OF_INTEL: Mapping[str, str] = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
-# Cards that cannot reach one another directly, and the first driver that knows it (accelerate, utils/environment.py).
+# GPUs that cannot reach one another directly, and the first driver that knows it (accelerate, utils/environment.py).
 UNLINKED, NEW_ENOUGH = "RTX 40", "550.40.07"
 
 
@@ -202,14 +202,14 @@ def yaml_text(found: Entries) -> str:
 
 
 def unlinked(context: Context) -> tuple[SourcedVariable, ...]:
-    """What Accelerator() demands on cards without direct links, and accelerate launch alone would set."""
+    """What Accelerator() demands on GPUs without direct links, and accelerate launch alone would set."""
     reads = context.launcher == "accelerate" or context.recipe.program.kind in ON_ACCELERATE
     cards = context.facts.gpus
     if not reads or context.topology.device != "cuda" or len(cards) < 2 or at_least(context.facts.driver, NEW_ENOUGH):
         return ()
     if not any(UNLINKED in card.name for card in cards):
         return ()
-    rule = f"accelerate asks for it where {UNLINKED}xx cards have a driver before {NEW_ENOUGH}"
+    rule = f"accelerate asks for it where {UNLINKED}xx GPUs have a driver before {NEW_ENOUGH}"
     return tuple(variable(name, "1", rule=rule) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"))
 
 

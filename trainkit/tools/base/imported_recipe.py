@@ -92,7 +92,7 @@ def _read(context: ImportContext, path: str) -> bytes:
 
 
 LAYER = "command line"
-CUDA_ORDER = "as CUDA numbers cards where CUDA_DEVICE_ORDER is not set; pci numbers them as nvidia-smi does"
+CUDA_ORDER = "as CUDA numbers GPUs where CUDA_DEVICE_ORDER is not set; pci numbers them as nvidia-smi does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +228,14 @@ def number_of(value: Any) -> int | None:
 
 
 def number_cards(draft: ImportedRecipe, context: ImportContext) -> None:
-    """Say how a list of cards counts, which no launcher sets: as CUDA_DEVICE_ORDER says, else by CUDA itself."""
+    """Say how a list of GPUs counts, which no launcher sets: as CUDA_DEVICE_ORDER says, else by CUDA itself."""
     if isinstance(draft.get("devices.select"), list) and draft.get("devices.order") is None:
         exported = context.environ.get("CUDA_DEVICE_ORDER")
         order = next((ours for ours, (theirs, _) in ORDER.items() if theirs == exported), "")
-        reason = "as the exported CUDA_DEVICE_ORDER numbers cards" if order else CUDA_ORDER
+        reason = "as the exported CUDA_DEVICE_ORDER numbers GPUs" if order else CUDA_ORDER
         draft.set("devices.order", order or "fastest", draft.settings["devices.select"].origin, reason)
 
 
 def card(word: str) -> int | str:
-    """A card as devices.select names it: an index, or the id as it is."""
+    """A GPU as devices.select names it: an index, or the id as it is."""
     return int(word) if word.isdecimal() else word

@@ -64,7 +64,7 @@ def master(context: Context) -> tuple[str, str]:
 class LauncherCommand:
     """What a launcher's part of a command says besides settings.
 
-    processes: on each machine, None where the launcher takes as many as there are cards. argv: from the script on.
+    processes: on each machine, None where the launcher takes as many as there are GPUs. argv: from the script on.
     module, python: whether that is a module, and whether Python runs it. local_rank: the flag that the launcher puts
     before the program's arguments, with the rank on the node; empty for none.
     """
@@ -116,7 +116,7 @@ def unchanged(word: str, context: Context) -> str:
 
 
 def chosen_cards(context: Context) -> tuple[int | str, ...]:
-    """The cards as the recipe names them, else by what the plan found."""
+    """The GPUs as the recipe names them, else by what the plan found."""
     select = context.recipe.devices.select
     return tuple(select) if isinstance(select, list) else context.devices
 

@@ -102,7 +102,7 @@ def arguments(args: dict[str, Scalar | list[Scalar]] | list[str]) -> tuple[tuple
     return tuple((word, f"program.args.{name}") for word, name in pairs)
 
 
-# What becomes of the cards that one process sees, by what the program is built on.
+# What becomes of the GPUs that one process sees, by what the program is built on.
 _SPREADS = {
     "hf": "Trainer wraps the model in nn.DataParallel over all of them and multiplies each batch by {n}, unless the "
     'script lays the model over them (device_map="auto")',
@@ -113,14 +113,14 @@ _SPREADS = {
 
 
 def several_cards(context: Context) -> Iterator[Diagnostic]:
-    """What a program does with more cards than ranks."""
+    """What a program does with more GPUs than ranks."""
     if not context.sees_several:
         return
     n, kind = len(context.devices), context.recipe.program.kind
     if context.processes == 1 and context.recipe.strategy.kind == "single" and context.launcher == "python":
-        yield note(f"one process sees {n} cards: {_SPREADS[kind].format(n=n)}", "devices.select: 1 shows one")
+        yield note(f"one process sees {n} GPUs: {_SPREADS[kind].format(n=n)}", "devices.select: 1 shows one")
         return
-    what = f"{counted(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} cards"
+    what = f"{counted(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} GPUs"
     yield note(f"{what}: libraries take the i-th for rank i, and the others are the program's own affair")
 
 

@@ -206,7 +206,7 @@ def architecture_notices(context: Context) -> Iterator[Diagnostic]:
         yield warning(what, f"{_hint(tasks)}; or write model.task: causal_lm")
     if name in OVERFLOWING and model.path and context.dtype == "fp16":
         what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
-        yield warning(what, "set precision: bf16, or fp32 on cards without units for it")
+        yield warning(what, "set precision: bf16, or fp32 on GPUs without units for it")
 
 
 def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:

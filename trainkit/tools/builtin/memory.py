@@ -1,7 +1,7 @@
 """How large a model may be under each strategy, and advice from it: the decision tree of the guides on ZeRO.
 
-It fits on one card, with the activations of its micro batch: do not divide it, which only costs traffic. It does not
-even without them: divide it; where that is not enough, or there is one card alone, ZeRO with offload. In between,
+It fits on one GPU, with the activations of its micro batch: do not divide it, which only costs traffic. It does not
+even without them: divide it; where that is not enough, or there is one GPU alone, ZeRO with offload. In between,
 activations decide, which are only estimated: nothing is said.
 """
 
@@ -41,7 +41,7 @@ OFFLOAD = "strategy.kind: zero3 with offload_optimizer and offload_param cpu, or
 
 
 def largest(strategy: str, ranks: int, memory: float, *, mixed: bool = True, whole_gradients: bool = False) -> float:
-    """Parameters of the largest model whose weights, gradients and optimizer state fit; memory: bytes of one card.
+    """Parameters of the largest model whose weights, gradients and optimizer state fit; memory: bytes of one GPU.
 
     mixed: whether the computation is in 16 bits beside fp32 weights. whole_gradients: whether each rank holds them all,
     though the strategy divides them.
@@ -79,7 +79,7 @@ def activations(context: Context) -> float | None:
 
 
 def memory_advice(context: Context) -> Iterator[Diagnostic]:
-    """For the native model on cards: its size is known. Adapters and formats of less than 32 bits train with less."""
+    """For the native model on GPUs: its size is known. Adapters and formats of less than 32 bits train with less."""
     recipe = context.recipe
     size = parameters(vars(recipe.model))
     dense = not getattr(getattr(recipe.model, "moe", None), "experts", 0)

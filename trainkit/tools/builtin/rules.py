@@ -278,7 +278,7 @@ def masks_keep_flash_away(c: Context) -> Iterator[Diagnostic]:
 
     Nor do encoder-decoders get one: what t5 adds to its attention keeps that kernel away in any case. torch's flash
     kernel takes no mask, so that scaled_dot_product_attention falls back to another one
-    (torch.nn.functional.scaled_dot_product_attention); it computes in 16 bits only, on the same cards as the package's
+    (torch.nn.functional.scaled_dot_product_attention); it computes in 16 bits only, on the same GPUs as the package's
     (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
     """
     model, data, attention = c.recipe.model, c.recipe.data, c.recipe.efficiency.attention
@@ -299,7 +299,7 @@ def masks_keep_flash_away(c: Context) -> Iterator[Diagnostic]:
 
 
 def flash_attention_needs_ampere(c: Context) -> Iterator[Diagnostic]:
-    """The package flash-attn has no kernels for older cards."""
+    """The package flash-attn has no kernels for older GPUs."""
     cards = [gpu for gpu in c.cards if gpu.vendor == "nvidia"]
     if cards and _wants_flash_attention(c) and not has_flash_attention(cards):
         oldest = min(cards, key=lambda gpu: gpu.compute_capability)
@@ -308,12 +308,12 @@ def flash_attention_needs_ampere(c: Context) -> Iterator[Diagnostic]:
 
 
 def slow_format(c: Context) -> Iterator[Diagnostic]:
-    """Nobody asked for a format, and the cards compute another one several times as fast."""
+    """Nobody asked for a format, and the GPUs compute another one several times as fast."""
     faster, precision = fast_format(c.cards), c.recipe.precision
     asked = c.resolved.given("precision.dtype") is not None or precision.tf32 is not None
     if c.dtype == "fp32" != faster and not asked:
         what = (
-            f"no format is asked for, so {c.cards[0].name} computes in fp32; it computes {faster} several times as fast"
+            f"no number format is set, so {c.cards[0].name} computes in fp32; it is several times as fast in {faster}"
         )
         yield note(what, "set precision to auto, or to fp32 where that is meant")
 
@@ -385,10 +385,10 @@ def tensor_core_advice(context: Context) -> Iterator[Diagnostic]:
     used = "tf32" if context.dtype == "fp32" and context.recipe.precision.tf32 else context.dtype
     if used not in MULTIPLES or not context.cards:
         return
-    # All ranks wait for a card without tensor cores for the format, and no size makes it faster.
+    # All ranks wait for a GPU without tensor cores for the format, and no size makes it faster.
     if any(gpu.compute_capability < FIRST[used] or not has_tensor_cores(gpu) for gpu in context.cards):
         return
-    # The most demanding card decides: all ranks wait for each other.
+    # The most demanding GPU decides: all ranks wait for each other.
     card = max(context.cards, key=lambda gpu: _multiple(used, gpu))
     # The feed-forward width of `gpt` is 4 hidden sizes, and fits if one does.
     sizes = dict(_settings(context, SIDES))

@@ -170,7 +170,7 @@ def offload(name: str, stages: tuple[int, ...], *aliases: str) -> tuple[DeepSpee
 
 
 def pinned(name: str, stages: tuple[int, ...]) -> DeepSpeedField:
-    """Whether what lives in main memory is page-locked there: without it each copy to or from a card is made twice."""
+    """Whether what lives in main memory is page-locked there: without it each copy to or from a GPU is made twice."""
 
     def encode(context: Context) -> Any:
         offloaded = getattr(context.recipe.strategy, name, "none") == "cpu"

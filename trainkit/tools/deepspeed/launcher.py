@@ -49,7 +49,7 @@ OF_RANK = "the deepspeed launcher tells each rank its place"
 ITS_OWN = "the deepspeed launcher sets it for every rank"
 RANKS = ("nodes.processes_per_node", "devices.select", "strategy.kind")
 LOCALHOST = ("localhost", "127.0.0.1")
-SORTED = "deepspeed sorts the cards: rank 0 is on card {}"
+SORTED = "deepspeed sorts the GPUs: rank 0 is on GPU {}"
 
 HELP = "is DeepSpeed's own, for one machine"
 COMMAND = re.compile(r"deepspeed(\.launcher\.runner)?")
@@ -65,19 +65,19 @@ INCOMPATIBLE = (
     incompatible(
         "devices.select",
         lambda c: c.device == "cuda" and [gpu.index for gpu in c.cards] != sorted(gpu.index for gpu in c.cards),
-        "the deepspeed launcher sorts the cards, so ranks would sit on other cards than the recipe says",
+        "the deepspeed launcher sorts the GPUs, so ranks would sit on other GPUs than the recipe says",
         "devices.select in ascending order, or launcher.kind: torchrun",
     ),
     incompatible(
         "launcher.kind",
         lambda c: c.kind_of_cards == "mig",
-        "the deepspeed launcher takes cards by number only, and parts of a card have none",
+        "the deepspeed launcher takes GPUs by number only, and parts of a GPU have none",
         "launcher.kind: python",
     ),
     incompatible(
         "launcher.kind",
         lambda c: c.kind_of_cards == "amd",
-        "the deepspeed launcher renumbers cards in CUDA_VISIBLE_DEVICES, while ROCm goes by HIP_VISIBLE_DEVICES",
+        "the deepspeed launcher renumbers GPUs in CUDA_VISIBLE_DEVICES, while ROCm goes by HIP_VISIBLE_DEVICES",
         "launcher.kind: torchrun, which runs the zero strategies too",
     ),
     NEVER_RESTARTS,
@@ -90,7 +90,7 @@ def _cards(value: Any) -> Settings | Unsupported:
     """Cards of this machine; its name alone means all of them."""
     host, _, cards = str(value).partition(":")
     if "@" in str(value) or host not in LOCALHOST:
-        return Unsupported("it names cards of other hosts", "write localhost:0,1, or set nodes and devices.select")
+        return Unsupported("it names GPUs of other hosts", "write localhost:0,1, or set nodes and devices.select")
     if not cards:
         return {}
     return {"devices.select": _as_deepspeed([card(each) for each in cards.split(",")])}
@@ -116,7 +116,7 @@ FLAGS: tuple[LauncherFlag, ...] = (
         lambda context: f"localhost:{','.join(context.devices)}" if context.topology.device == "cuda" else UNSET,
         _cards,
         "",
-        source=rule("DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on card 0", RANKS),
+        source=rule("DeepSpeed ignores CUDA_VISIBLE_DEVICES beside a count and would start on GPU 0", RANKS),
         short="-i",
     ),
     LauncherFlag(
@@ -192,7 +192,7 @@ def shell_words(context: Context, folder: str) -> tuple[str, ...]:
 
 
 def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> LauncherCommand:
-    """Import a command of DeepSpeed's launcher, which takes all cards where it is given none."""
+    """Import a command of DeepSpeed's launcher, which takes all GPUs where it is given none."""
     used, program = parse_flags(draft, "deepspeed", FLAGS, argv[1:])
     named = {"num_gpus" if use.name == "num_accelerators" else use.name: use for use in used}
     draft.set("launcher.kind", "deepspeed", argv_origin("deepspeed"))
@@ -217,7 +217,7 @@ def read(draft: ImportedRecipe, context: ImportContext, argv: Sequence[str]) -> 
         done |= {"master_addr", "master_port"} if draft.get("nodes.rendezvous") else set()
     if "exclude" in named or not hosts:
         draft.remark(
-            "Hosts and cards that --hostfile and --exclude choose are not known here: set nodes and devices.select."
+            "Hosts and GPUs that --hostfile and --exclude choose are not known here: set nodes and devices.select."
         )
     command.local_rank = "" if "no_local_rank" in named else "--local_rank"
     put_settings(draft, FLAGS, used, done | {"include", "num_nodes"})
@@ -251,13 +251,13 @@ def _read_hosts(draft: ImportedRecipe, context: ImportContext, use: ImportedFlag
 
 
 def _name_order(draft: ImportedRecipe, chosen: Assignment, written: str) -> None:
-    """Say so where the cards are not as they were written."""
+    """Say so where the GPUs are not as they were written."""
     if ",".join(map(str, chosen.value)) != written.replace(" ", ""):
         draft.reasons["devices.select"] = SORTED.format(chosen.value[0])
 
 
 def _read_count(draft: ImportedRecipe, context: ImportContext, use: ImportedFlag) -> int | None:
-    """The number of cards, which are the first ones whatever CUDA_VISIBLE_DEVICES says (runner.py: main)."""
+    """The number of GPUs, which are the first ones whatever CUDA_VISIBLE_DEVICES says (runner.py: main)."""
     chosen = draft.settings.get("devices.select")
     assignments, problems = read_flag(draft, context, replace(use, name="num_gpus"))
     if problems or chosen is None or not isinstance(chosen.value, list):
@@ -271,7 +271,7 @@ def _read_count(draft: ImportedRecipe, context: ImportContext, use: ImportedFlag
     if chosen.value != first:
         draft.remark(
             f"deepspeed --num_gpus {use.value} ignores {chosen.origin.text} and runs on "
-            f"{'card' if count == 1 else 'cards'} {','.join(map(str, first))}, and so does the recipe: for those of "
+            f"{'GPU' if count == 1 else 'GPUs'} {','.join(map(str, first))}, and so does the recipe: for those of "
             f"the variable leave --num_gpus out, which makes it a process for each."
         )
     draft.forget("devices.select")

@@ -54,7 +54,7 @@ def _variables(context: Context) -> Iterator[str]:
 
 
 def _devices(context: Context) -> Iterator[tuple[str, str]]:
-    """Which cards, where the tools by themselves would take others."""
+    """Which GPUs, where the tools by themselves would take others."""
     devices, there = context.recipe.devices, context.facts.gpus
     amd = any(gpu.vendor == "amd" for gpu in there)
     shows = "HIP_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"

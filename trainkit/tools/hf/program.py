@@ -60,7 +60,7 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
     incompatible(
         "batch.global",
         lambda c: c.launcher == "python" and c.sees_several and c.recipe.batch.global_ != "auto",
-        "in one process that sees several cards Trainer multiplies the batch by their number, unless the script "
+        "in one process that sees several GPUs Trainer multiplies the batch by their number, unless the script "
         "has laid the model over them (device_map): the sum cannot be promised",
         "batch.micro and batch.accumulation instead, strategy.kind: ddp, or devices.select: 1",
     ),
@@ -134,7 +134,7 @@ def notices(context: Context) -> Iterator[Diagnostic]:
         and "use_cpu" not in own
         and not context.zero
     ):
-        what = "the script gets --use_cpu True: without it Trainer trains a copy in each process that sees no card"
+        what = "the script gets --use_cpu True: without it Trainer trains a copy in each process that sees no GPU"
         yield note(what)
     yield from _abbreviated(context)
     yield from deepspeed.notices(context)

@@ -149,7 +149,7 @@ def remark(old: RemovedArgument) -> str:
     what = f"transformers {old.until} and later have no --{old.name}"
     if old.spoken is _nothing:
         return f"{what}: write {old.help}."
-    return f"{what}: a plan for these says it in their words, or leaves it out where they have none."
+    return f"{what}: for newer versions the plan uses the new argument, or drops it if there is none."
 
 
 def own_words(context: Context) -> tuple[Token, ...]:

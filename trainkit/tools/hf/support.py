@@ -256,7 +256,7 @@ def _own_argv(context: Context) -> Iterator[Diagnostic]:
         hint = "leave predict_with_generate out, or set strategy.kind to ddp"
         yield own_error(context, generating, what, hint, why=why)
     if context.topology.device != "cuda":
-        what, why = f"is for CUDA cards, and the run uses {context.topology.device}", "Trainer ends with an error there"
+        what, why = f"is for CUDA GPUs, and the run uses {context.topology.device}", "Trainer ends with an error there"
         if context.recipe.precision.tf32:
             yield error("precision.tf32", f"precision.tf32 {what}", "leave precision.tf32 out", why=why)
         elif (tf32 := own.get("tf32")) and tf32.switch:
