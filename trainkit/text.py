@@ -12,7 +12,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 _OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udcff]+")
 
 
-def harmless(text: str) -> str:
+def strip_control(text: str) -> str:
     """The text, its lines and tabs, without anything else that a terminal would obey.
 
     Names of files, values of recipes and records of runs come from others, and may hold escape sequences.
@@ -49,12 +49,12 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def counted(number: int, word: str, plural: str = "s") -> str:
+def pluralize(number: int, word: str, plural: str = "s") -> str:
     """``1 rank``, ``2 ranks``; plural: what the noun ends with when there are several."""
     return f"{number} {word}" if number == 1 else f"{number} {word}{plural}"
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
+def join_names(names: Sequence[str], most: int = 8) -> str:
     """The names with commas between; of more than `most` the first ones, and how many follow."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 

@@ -84,11 +84,11 @@ def _explain(error: Exception, arguments: Sequence[str]) -> int:
         if found := unmet(error):
             return _show(MachineError(found))
     with contextlib.suppress(Exception):  # nothing that happens here may hide the code
-        from trainkit.text import harmless
+        from trainkit.text import strip_control
 
         path = write_report(error, arguments)
         sys.stderr.write(
-            f"error: this is a bug in trainkit: {type(error).__name__}: {harmless(str(error))}\n"
+            f"error: this is a bug in trainkit: {type(error).__name__}: {strip_control(str(error))}\n"
             f"  next: a report was written to {path}; please attach it when you report this\n"
         )
     return int(ExitCode.BUG)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.secrets import mask_values
-from trainkit.text import harmless
+from trainkit.text import strip_control
 
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "strong": "\x1b[1m"}
 _RESET = "\x1b[0m"
@@ -18,7 +18,7 @@ _MOST_SHOWN = 100  # diagnostics; the rest is counted
 
 def write_text(text: str) -> None:
     """Write to standard output what people read; what programs read is written as it is."""
-    sys.stdout.write(harmless(text))
+    sys.stdout.write(strip_control(text))
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
@@ -68,7 +68,7 @@ def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
 
 def one_line(text: str) -> str:
     """The text without secrets by value, and without anything that could move the cursor of a terminal."""
-    return harmless(mask_values(text).replace("\n", " ").replace("\t", "\ufffd"))
+    return strip_control(mask_values(text).replace("\n", " ").replace("\t", "\ufffd"))
 
 
 def _source_lines(origin: Origin, caret: str) -> list[str]:

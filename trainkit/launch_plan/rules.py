@@ -13,7 +13,7 @@ from trainkit.recipe.merge import value_at
 from trainkit.recipe.resolved import Asked
 from trainkit.recipe.schema.fields import schema
 from trainkit.rule import Check, Rule
-from trainkit.text import counted
+from trainkit.text import pluralize
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -43,7 +43,7 @@ def unsupported_optimizers(program: str) -> tuple[Rule[Context], ...]:
 
 
 def _choices(c: Context) -> str:
-    ranks = counted(c.ranks, "process", "es")
+    ranks = pluralize(c.ranks, "process", "es")
     return (
         f"unsupported combination: strategy {c.strategy} with launcher {c.launcher}, {ranks} on {c.device}, {c.dtype}"
     )

@@ -14,7 +14,7 @@ from trainkit.launch_plan.model import BatchArithmetic
 from trainkit.lazy import load
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.rules import yielding_corner
-from trainkit.text import counted
+from trainkit.text import pluralize
 
 DEFAULT_MICRO = 8  # samples, where neither the recipe nor a DeepSpeed file sets batch.micro; less where it must divide
 TOLD = ("hf", "deepspeed")  # programs of the user's own for which a size in DeepSpeed's file alone decides, too
@@ -69,7 +69,7 @@ def _of_engine(resolved: Resolved, given: Mapping[str, int], ranks: int) -> Batc
         return BatchArithmetic(solved.global_, solved.micro, solved.accumulation, ranks, None)
     sizes = ", ".join(f"{_in_file()[name]} {size}" for name, size in given.items())
     note = (
-        f"{sizes} in the DeepSpeed file do not fit {counted(replicas, 'rank')}: DeepSpeed ends with an error, unless "
+        f"{sizes} in the DeepSpeed file do not fit {pluralize(replicas, 'rank')}: DeepSpeed ends with an error, unless "
         "the script splits its model over several ranks"
     )
     return BatchArithmetic(given.get("global"), given.get("micro"), given.get("accumulation"), ranks, None, note)
@@ -134,7 +134,7 @@ def _complete(resolved: Resolved, given: Mapping[str, int], ranks: int) -> Sides
 
 def _indivisible(resolved: Resolved, known: Sides) -> Diagnostic:
     """A global batch that the known sides do not divide."""
-    total, divisor, by = known.global_ or 0, known.factor, counted(known.ranks or 1, "rank")
+    total, divisor, by = known.global_ or 0, known.factor, pluralize(known.ranks or 1, "rank")
     below, above = total // divisor * divisor, (total // divisor + 1) * divisor
     for name, size in (("micro", known.micro), ("accumulation", known.accumulation)):
         if size is not None:

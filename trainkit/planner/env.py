@@ -16,7 +16,7 @@ from trainkit.planner.expected import is_verified
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Image
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
-from trainkit.text import counted
+from trainkit.text import pluralize
 from trainkit.tools.compile_backends import records_graphs
 from trainkit.tools.containers.engines import environment as caches
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
@@ -193,7 +193,7 @@ def _threads(context: Context) -> SourcedVariable:
     """Of operators on the CPU, in each rank."""
     cores, keys = cores_of_node(context)
     threads = max(cores // context.processes, 1)
-    share = f"{counted(cores, 'core')} / {counted(context.processes, 'rank')}"
+    share = f"{pluralize(cores, 'core')} / {pluralize(context.processes, 'rank')}"
     # What is offloaded is updated on the CPU, with all the cores that there are.
     offloaded = context.deepspeed and place_of(context, "offload_optimizer") in ("cpu", "nvme")
     offloaded = offloaded or bool(getattr(context.recipe.strategy, "offload", False))

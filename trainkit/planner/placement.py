@@ -30,7 +30,7 @@ from trainkit.machine.selection import (
     unread,
 )
 from trainkit.recipe.resolved import Resolved
-from trainkit.text import MIB, counted
+from trainkit.text import MIB, pluralize
 
 KEY = "launcher.numa_binding"
 
@@ -129,7 +129,7 @@ def _choose_device(resolved: Resolved, facts: Facts) -> tuple[Device, str]:
     if not isinstance(devices.select, str) or devices.select == "free":
         return "cuda", "devices.select requests GPUs"
     if allocation(facts):
-        return "cuda", f"{counted(len(allocation(facts)), 'GPU')} can be used here"
+        return "cuda", f"{pluralize(len(allocation(facts)), 'GPU')} can be used here"
     if facts.gpus:
         return "cpu", f"{restriction(facts) or 'MIG'} hides every GPU"
     return ("mps", "Apple silicon without a CUDA GPU") if facts.mps else ("cpu", "there is no GPU here")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.model import Resume
-from trainkit.text import counted
+from trainkit.text import pluralize
 
 if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
@@ -61,7 +61,7 @@ class ResumeTarget:
 
 def spread(strategy: str, world_size: int) -> str:
     """`ddp on 2 ranks`."""
-    return f"{strategy} on {counted(world_size, 'rank')}"
+    return f"{strategy} on {pluralize(world_size, 'rank')}"
 
 
 def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int) -> str | None:

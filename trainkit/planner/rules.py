@@ -29,7 +29,7 @@ from trainkit.recipe.schema import StrategyKind, TextData
 from trainkit.recipe.schema.fields import schema, tagged_sections
 from trainkit.rule import check
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
-from trainkit.text import counted
+from trainkit.text import pluralize
 from trainkit.tools.base.own_scripts import several_cards
 from trainkit.tools.compile_backends import KEY as BACKEND
 from trainkit.tools.compile_backends import gone
@@ -228,7 +228,7 @@ def device_remarks(context: Context) -> Iterator[Diagnostic]:
 
 def ranks_share_cores(context: Context) -> Iterator[Diagnostic]:
     processes, cores = context.processes, cores_of_node(context)[0]
-    share = f"share {counted(cores, 'CPU core')}"
+    share = f"share {pluralize(cores, 'CPU core')}"
     if context.topology.device == "cpu" and processes > cores:
         hint = "set nodes.processes_per_node to the number of cores or less"
         yield warning(f"{processes} ranks {share}", hint)

@@ -10,7 +10,7 @@ from trainkit.errors import Diagnostic, Origin, Severity
 from trainkit.recipe.schema.fields import open_keys, schema, short_forms
 from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, secret_keys
 from trainkit.recipe.yaml_reader import LONGEST, Dialect, Document, Mark, Problem, compose_bytes
-from trainkit.text import harmless
+from trainkit.text import strip_control
 
 ARGUMENTS = "program.args"
 VARIANTS = "variants"
@@ -96,7 +96,7 @@ def source_text(name: str, strength: int, source: str, document: Document) -> So
             following = min((each.line for each in document.values.values() if each.line > mark.line), default=None)
             end = following - 1 if following else len(lines)
             lines[mark.line : end] = [MASK] * (end - mark.line)
-    return SourceText(name, strength, source, tuple([harmless(line[:LONGEST]) for line in lines]))
+    return SourceText(name, strength, source, tuple([strip_control(line[:LONGEST]) for line in lines]))
 
 
 def file_layer(page: SourceText, base: str, document: Document) -> Layer:

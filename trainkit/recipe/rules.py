@@ -20,7 +20,7 @@ from trainkit.recipe.secrets import public_names, secret_keys
 from trainkit.recipe.validate import Locate, refused
 from trainkit.recipe.yaml_reader import NO_TEXT, WRITE_TEXT, is_text
 from trainkit.rule import Check
-from trainkit.text import counted
+from trainkit.text import pluralize
 
 # Key and value of program.script or program.module -> its program.kind, with what tells it; empty where nothing does.
 KindOf = Callable[[str, str], str]
@@ -100,7 +100,7 @@ def contradictions(state: Merge) -> list[Diagnostic]:
     if solve(known):
         return []
     given = (f"{key} at {entry.origin.place}" for key, entry in zip(corners[1:], winners[1:], strict=True))
-    fit = f"{known.factor} * ranks" if ranks is None else f"{known.factor} with {counted(ranks, 'rank')}"
+    fit = f"{known.factor} * ranks" if ranks is None else f"{known.factor} with {pluralize(ranks, 'rank')}"
     what = f"batch.global {total}, batch.micro {micro} and batch.accumulation {accumulation} contradict each other"
     why = f"global = micro * accumulation * ranks, and {micro} * {accumulation} makes {fit} ({', '.join(given)})"
     hint = "give any two of the three; the third follows"

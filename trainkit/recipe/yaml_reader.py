@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from trainkit.text import harmless
+from trainkit.text import strip_control
 
 # Far above any recipe: a data file that is named by mistake is refused before it is parsed.
 MAX_BYTES = 4 * 1024 * 1024
@@ -266,7 +266,7 @@ def compose_bytes(data: bytes, dialect: Dialect = PLAIN) -> Document:
         line = failure.problem.mark.line
         # Of what is no text nothing is shown: a recipe may name /proc/self/environ.
         start = [] if b"\0" in data else data[: 2**20].decode("utf-8", "replace").splitlines()
-        shown = tuple(harmless(text[:LONGEST]) for text in start[:line])
+        shown = tuple(strip_control(text[:LONGEST]) for text in start[:line])
         return Document({}, {}, {}, shown, (failure.problem,), ())
     return compose(text, dialect)
 

@@ -16,7 +16,7 @@ from trainkit.recipe.rules import yielding_corner
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.yaml_reader import read_scalar
-from trainkit.text import harmless, wrapped
+from trainkit.text import strip_control, wrapped
 
 # Other characters end or change the meaning of a plain scalar somewhere: a text with any of them is quoted.
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-")
@@ -152,7 +152,7 @@ def opening(name: str, modeline: str, remarks: Iterable[str], width: int) -> lis
 
 def comment(text: str, width: int, indent: str = "") -> list[str]:
     """The lines of a comment; what is in it may come from another's file."""
-    return wrapped(harmless(text), width, f"{indent}# ", f"{indent}#   ")
+    return wrapped(strip_control(text), width, f"{indent}# ", f"{indent}#   ")
 
 
 def shortened(value: Any, key: str) -> Any:

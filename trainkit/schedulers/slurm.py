@@ -47,7 +47,7 @@ from trainkit.schedulers.base import (
 )
 from trainkit.schedulers.client import ask
 from trainkit.schedulers.slurm_options import BARE, KNOWN, directives, options
-from trainkit.text import listed
+from trainkit.text import join_names
 
 SIGNAL = "USR1"  # that Slurm sends the job script before the time limit, and on preemption
 SAVE = "USR2"  # that `trainkit checkpoint` sends it: one to the steps would end the helpers of a program
@@ -375,9 +375,9 @@ class Slurm(Scheduler):
                 what = f"partition {of} gives a preempted job {grace:.0f} s, and launcher.grace_seconds is "
                 hint = f"set launcher.grace_seconds to less than {grace:.0f}"
                 yield Diagnostic("warning", f"{what}{plan.grace_seconds:g}", key="launcher.grace_seconds", hint=hint)
-        what = f"cluster.time is {section.time}, and {listed(too_short)}"
+        what = f"cluster.time is {section.time}, and {join_names(too_short)}"
         if too_short and others:  # of several Slurm takes any that will do (EnforcePartLimits=ALL refuses it)
-            where = f"the job starts in {listed(others)} alone"
+            where = f"the job starts in {join_names(others)} alone"
             yield Diagnostic("note", f"{what}: {where}", "cluster.partition", resolved.origin("cluster.partition"))
         elif too_short:
             why = "Slurm takes such a job, and never starts it"

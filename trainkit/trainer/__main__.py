@@ -17,7 +17,7 @@ from trainkit.errors import ExitCode, TrainingError, TrainkitError, one_line_eac
 from trainkit.files import cache_folder, publish
 from trainkit.heartbeat import EVALUATION, Heartbeat, attach
 from trainkit.recipe.schema import Logging
-from trainkit.text import counted
+from trainkit.text import pluralize
 from trainkit.trainer.settings import Settings, World, read_settings
 
 # torch is not imported at the top, so that a wrong settings file is reported without waiting for it.
@@ -90,7 +90,7 @@ def run(settings: Settings, world: World, seen: set[int], heartbeat: Heartbeat) 
 
     if settings.batch.ranks != world.size:  # otherwise the batch would silently have another size
         raise TrainingError(
-            f"the plan is for {counted(settings.batch.ranks, 'rank')}, and the launcher started {world.size}",
+            f"the plan is for {pluralize(settings.batch.ranks, 'rank')}, and the launcher started {world.size}",
             hint="plan again with the right nodes.count and nodes.processes_per_node",
         )
     device = device_of(settings.device, world)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro
@@ -189,7 +189,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
             if targetless and not progress.targetless and parts.world.rank == 0:
                 why = "the prompt fills data.sequence_length, or the sample is a single token"
                 what = "warning: %s of step %d without a target to predict: %s"
-                log.warning(what, counted(targetless, "sample"), progress.step, why)
+                log.warning(what, pluralize(targetless, "sample"), progress.step, why)
             progress.targetless += targetless
             parts.heartbeat.step_done(progress.step)
             parts.profiler.step_done()
@@ -398,7 +398,7 @@ def finish_uploads(parts: Parts, progress: TrainingProgress, requests: SignalReq
         else:
             log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
         if waiting := pushes.unfinished():
-            log.info("waiting for the upload of %s to %s", listed(waiting), pushes.repo)
+            log.info("waiting for the upload of %s to %s", join_names(waiting), pushes.repo)
     while stop is None:
         # In short waits: no collective times out, and all ranks see signals.
         busy, *votes = sum_over_ranks([int(pushes is not None and pushes.is_busy()), *requests.votes()], parts.world)

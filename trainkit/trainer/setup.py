@@ -16,7 +16,7 @@ from trainkit.errors import TrainingError
 from trainkit.heartbeat import DATA, FORWARD, Heartbeat
 from trainkit.recipe.schema import Fsdp, Recipe
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 from trainkit.trainer.auto_batch import FoundMicroBatch, ModelCopy, find_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity
 from trainkit.trainer.checkpoint.saving import Checkpoints
@@ -186,7 +186,7 @@ def checkpoint_folder(settings: Settings, world: World) -> Path | None:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 2, 3 and 12 more``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {join_names([str(rank) for rank in ranks])}"
 
 
 def first_step(settings: Settings, source: Source, order: SampleOrder, world: World, device: torch.device) -> ModelCopy:
@@ -270,7 +270,7 @@ def describe(parts: Parts) -> str:
     if bits := quantized_bits(settings.recipe):
         parameters += f", the blocks' in {bits} bits,"
     model = f"{settings.recipe.model.kind} with {parameters} and {parts.model.attention} attention"
-    ranks = f"{counted(parts.world.size, 'rank')} ({parts.device.type}, {settings.dtype})"
+    ranks = f"{pluralize(parts.world.size, 'rank')} ({parts.device.type}, {settings.dtype})"
     return (
         f"{model} on {parts.source.description}, {settings.recipe.strategy.kind} on {ranks}, {parts.steps} steps of "
         f"{settings.batch.global_} samples"

@@ -19,7 +19,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import defaults, lies_in, nest, schema, tagged_sections
 from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
 from trainkit.recipe.yaml_writer import comment, flow, opening, recipe_name, shortened
-from trainkit.text import counted
+from trainkit.text import pluralize
 from trainkit.wizard.question import (
     Answer,
     Base,
@@ -207,7 +207,7 @@ def compose(view: View, path: str, modeline: str = "") -> str:
             yield from comment(reason, WIDTH, indent)
         yield f"{line}  # {reason}" if beside else line
 
-    found = (describe_gpus(facts.gpus), "Apple MPS" if facts.mps else "", counted(facts.cpu_cores, "CPU core"))
+    found = (describe_gpus(facts.gpus), "Apple MPS" if facts.mps else "", pluralize(facts.cpu_cores, "CPU core"))
     made = f"Made by `trainkit config` for {facts.hostname}: {', '.join(filter(None, found))}."
     lines = opening(name, modeline, (made,), WIDTH)
     if view.base.path or presets:

@@ -15,7 +15,7 @@ from trainkit.machine.selection import allocation, is_idle, occupants, restricti
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
-from trainkit.text import GIB, MIB, counted
+from trainkit.text import GIB, MIB, pluralize
 from trainkit.tools.base.fsdp_settings import SHARDING
 from trainkit.tools.builtin.memory import format_parameters, largest, parameters
 from trainkit.tools.registry import LAUNCHERS
@@ -76,7 +76,9 @@ def _machine(view: View) -> Iterator[str]:
     mps = "; Apple MPS" if view.facts.mps else ""
     hidden = len(gpus) - len(cards)
     hides = f" {restriction(view.facts)} hides {hidden} of them." if hidden else ""
-    found = f"{describe_gpus(gpus) or 'no GPU that CUDA could use'}{mps}; {counted(view.facts.cpu_cores, 'CPU core')}."
+    found = (
+        f"{describe_gpus(gpus) or 'no GPU that CUDA could use'}{mps}; {pluralize(view.facts.cpu_cores, 'CPU core')}."
+    )
     yield f"Found on {view.facts.hostname}: {found}{hides}"
     yield from (f"Just now {occupants(gpu)}." for gpu in cards if not is_idle(gpu, IDLE_BELOW))
     yield from (f"What could not be found out ({name}: {note})" for name, note in view.facts.notes.items())
@@ -87,7 +89,7 @@ def _places(view: View) -> Iterator[AnswerOption]:
     cards, alone = allocation(view.facts), _alone(view)
     cuda = {"devices.type": "cuda"}
     if view.base.path:
-        here = f"{counted(view.ranks, 'process', 'es')} on {view.device}"
+        here = f"{pluralize(view.ranks, 'process', 'es')} on {view.device}"
         yield AnswerOption("same", f"as {view.base.name} has it; here {here}", {}, "")
     if len(cards) > 1:
         sets: Settings = {**cuda, "devices.select": len(cards)}
@@ -102,13 +104,13 @@ def _places(view: View) -> Iterator[AnswerOption]:
     if _has_mps(view):
         sets = {"devices.type": "mps", **alone, "data.pin_memory": False, **ONE}
         yield AnswerOption("mps", "the GPU of this Mac, one process", sets, "Apple silicon takes one process")
-    cores = counted(view.facts.cpu_cores, "core")
+    cores = pluralize(view.facts.cpu_cores, "core")
     yield AnswerOption("cpu", f"the CPU ({cores}), one process", {**CPU, **alone}, NO_ACCELERATOR)
     two = {**CPU, "nodes.processes_per_node": 2}
     yield AnswerOption("cpu-2", "the CPU, two processes: to try a strategy without GPUs", two, NO_ACCELERATOR)
     each = len(cards) or 1
     device = {**cuda, "devices.select": each} if cards else CPU
-    alike = f"a process on each of {counted(each, 'GPU')}" if cards else "one process on the CPU of each"
+    alike = f"a process on each of {pluralize(each, 'GPU')}" if cards else "one process on the CPU of each"
     sets = {**device, "nodes.processes_per_node": each, "nodes.count": 2}
     yield AnswerOption("nodes", f"several machines like this one: {alike}", sets, f"machines alike: {alike}")
 
@@ -134,7 +136,7 @@ def _alone(view: View) -> Settings:
 def _read_place(view: View, text: str) -> Read:
     if free := re.fullmatch(r"free (\d+)", text):
         sets = {"devices.type": "cuda", "devices.select": "free", "nodes.processes_per_node": int(free[1])}
-        return sets, f"{counted(int(free[1]), 'GPU')}, idle when the run starts"
+        return sets, f"{pluralize(int(free[1]), 'GPU')}, idle when the run starts"
     names = [name.strip() for name in text.strip("[]").split(",") if name.strip()]
     if not names:
         raise UsageError("no GPU is named", hint="write a number of GPUs, or a list such as 0,2")
@@ -177,7 +179,7 @@ OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 
 def _spreading(view: View) -> Iterator[str]:
     yield (
-        f"{counted(view.ranks, 'process', 'es')} train one model. ddp is the fastest while the model fits on one "
+        f"{pluralize(view.ranks, 'process', 'es')} train one model. ddp is the fastest while the model fits on one "
         "GPU; the others divide it, which takes memory off each GPU and adds traffic between them."
     )
     yield (
@@ -344,14 +346,14 @@ def _read_batch(view: View, text: str) -> Read:
         sets: Settings = {"batch.global": int(total), "batch.micro": "auto"}
         return sets, "the largest pass that fits in memory is found at the start"
     if not micro:
-        return {"batch.global": int(total)}, f"{total} samples per step over {counted(view.ranks, 'process', 'es')}"
+        return {"batch.global": int(total)}, f"{total} samples per step over {pluralize(view.ranks, 'process', 'es')}"
     if not total:
         return {"batch.micro": int(micro)}, f"{micro} samples in one pass"
     sets = {"batch.global": int(total), "batch.micro": int(micro)}
     solved = solve(Sides(int(total), int(micro), ranks=view.ranks)) if int(micro) else None
     if not solved or not solved.accumulation:
         return sets, ""
-    passes, processes = counted(solved.accumulation, "pass", "es"), counted(view.ranks, "process", "es")
+    passes, processes = pluralize(solved.accumulation, "pass", "es"), pluralize(view.ranks, "process", "es")
     return sets, f"{total} = {micro} per pass x {passes} x {processes}"
 
 
@@ -402,7 +404,7 @@ def _read_saving(view: View, text: str) -> Read:
 
 
 def _saved(steps: int | None) -> str:
-    return f"saved every {counted(steps, 'step')}" if steps else "nothing is saved before the end"
+    return f"saved every {pluralize(steps, 'step')}" if steps else "nothing is saved before the end"
 
 
 TOPICS: tuple[Topic, ...] = (
@@ -538,7 +540,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "batch",
         ("batch.micro", "batch.global", "batch.accumulation"),
-        lambda view: f"How many samples per step/per pass, on {counted(view.ranks, 'process', 'es')}?",
+        lambda view: f"How many samples per step/per pass, on {pluralize(view.ranks, 'process', 'es')}?",
         "64/8 means 64 samples per optimizer step, in passes of 8 samples on each process; the passes that are "
         "still missing are accumulated. The first number is for the model's sake, the second for the memory's: "
         "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8.",

@@ -20,7 +20,7 @@ from trainkit.cli.line import own_program
 from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line
 from trainkit.errors import ExitCode, MachineError
-from trainkit.text import counted, wrapped
+from trainkit.text import pluralize, wrapped
 
 if TYPE_CHECKING:
     from trainkit.doctor.check import CheckResult, Finding, Target
@@ -103,11 +103,11 @@ def render(results: Sequence[CheckResult], subject: str, seconds: float) -> str:
         lines += wrapped(f"{'skipped':<{INDENT}}{', '.join(titles)}: {why}", WIDTH, "", " " * INDENT)
     levels = [result.level for result in results]
     counts = [
-        counted(levels.count(level), level, "" if level in QUIET else "s")
+        pluralize(levels.count(level), level, "" if level in QUIET else "s")
         for level in reversed(LEVELS)
         if level in levels
     ]
-    lines += ["", f"{counted(len(results), 'check')} in {seconds:.1f} s: {', '.join(counts)}"]
+    lines += ["", f"{pluralize(len(results), 'check')} in {seconds:.1f} s: {', '.join(counts)}"]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from trainkit import __version__
 from trainkit.cli.options import Json, On, Option
 from trainkit.errors import UsageError
-from trainkit.text import GIB, counted, table
+from trainkit.text import GIB, pluralize, table
 
 if TYPE_CHECKING:
     from trainkit.machine.facts import Facts, Gpu, GpuProcess, Hold
@@ -96,7 +96,7 @@ def render_cards(facts: Facts, width: int) -> str:
         lines += [f"  {facts.notes[name]}" for name in ("gpus", "nvidia", "amd") if name in facts.notes]
         return "".join(f"{line}\n" for line in lines)
     driver = f", driver {facts.driver} (CUDA {facts.cuda_driver})" if facts.driver else ""
-    lines = [f"{machine}: {counted(len(facts.gpus), 'GPU')}{driver}"]
+    lines = [f"{machine}: {pluralize(len(facts.gpus), 'GPU')}{driver}"]
     for gpu in facts.gpus:
         lines += ["", *_card_lines(gpu)]
     lines += [f"note: {name}: {note}" for name, note in facts.notes.items() if name in {"gpus", "amd"}]

@@ -20,7 +20,7 @@ from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Argument, Json, Option, Root, Run
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
-from trainkit.text import counted, listed, table
+from trainkit.text import join_names, pluralize, table
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.layout import AttemptLayout
@@ -55,7 +55,7 @@ def list_runs(
         sys.stdout.write(json.dumps([as_data(run, state) for run, state in found], indent=2) + "\n")
         return
     if not found:
-        write_text(f"no runs in {listed(roots) or 'any folder'}\n")
+        write_text(f"no runs in {join_names(roots) or 'any folder'}\n")
         return
     rows: list[tuple[str, ...]] = [
         ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
@@ -146,7 +146,7 @@ def prune(
     chosen = prunable(runs, keep)
     if stay := len(older(runs, keep)) - len(chosen):
         why = "runs that may still be running, whose scheduler does not answer, of other users, or behind links"
-        write_text(f"{counted(stay, 'older run')} {'stays' if stay == 1 else 'stay'}: {why}\n")
+        write_text(f"{pluralize(stay, 'older run')} {'stays' if stay == 1 else 'stay'}: {why}\n")
     if not chosen:
         write_text("nothing to remove\n")
         return
@@ -177,8 +177,8 @@ def find_run(word: str | None, root: str) -> RunInfo:
     """
     found, is_array = find_runs(word, root)
     if is_array:
-        several = listed([job_of(run) for run in found])
-        raise UsageError(f"{word} is an array job of {counted(len(found), 'run')}", hint=f"name one: {several}")
+        several = join_names([job_of(run) for run in found])
+        raise UsageError(f"{word} is an array job of {pluralize(len(found), 'run')}", hint=f"name one: {several}")
     return found[0]
 
 

@@ -16,7 +16,7 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.options import Option, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
-from trainkit.text import counted
+from trainkit.text import pluralize
 
 if TYPE_CHECKING:
     from trainkit.launch_plan.model import Plan, Planned
@@ -105,7 +105,7 @@ def submit_all(context: click.Context, presets: Presets, at_most: int | None, *,
         tasks.append(Task(name, resolved, planned_job(resolved)))
         scheduler = scheduler_of(tasks[-1].plan)
         if not 0 < scheduler.least_tasks <= len(base.variants):
-            few = f" of {counted(len(base.variants), 'task')}" if scheduler.least_tasks else ""
+            few = f" of {pluralize(len(base.variants), 'task')}" if scheduler.least_tasks else ""
             what = f"cluster.kind is {scheduler.kind}, and {scheduler.title} has no arrays{few}"
             raise UsageError(what, hint=f"submit them one by one: --variant {name}")
     if found := [*differences(tasks), *same_uploads(tasks)]:

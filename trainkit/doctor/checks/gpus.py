@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from trainkit.doctor.check import Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import Gpu, TorchBuild, at_least, release
 from trainkit.machine.host import text
-from trainkit.text import GIB, counted, format_size
+from trainkit.text import GIB, format_size, pluralize
 
 # CUDA major version -> oldest driver on Linux that runs all its minor versions, by SOURCE
 OLDEST: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580"}
@@ -56,7 +56,7 @@ def _absent(host: Host) -> Finding:
             cards.append(f"{device.name}: vendor {vendor}, class {kind}")
     if not cards:
         return skipped("there is no GPU here")
-    what = f"{counted(len(cards), 'NVIDIA GPU')} on the PCI bus, and no driver is loaded"
+    what = f"{pluralize(len(cards), 'NVIDIA GPU')} on the PCI bus, and no driver is loaded"
     fix = ("sudo modprobe nvidia      # then, if it fails: sudo dmesg | grep -i nvidia", "nvidia-smi")
     return Finding("problem", what, (*cards, f"missing: {host.under(VERSION_FILE)}"), fix)
 
@@ -99,7 +99,7 @@ def health(host: Host, target: Target) -> Finding | list[Finding]:
     for gpu in cards:
         label = f"GPU {gpu.index} ({gpu.name})"
         found += [*_memory(gpu, label), *_clocks(gpu, label), *_processes(gpu, label)]
-    return found or ok(f"{counted(len(cards), 'GPU')} without errors, throttling or other processes")
+    return found or ok(f"{pluralize(len(cards), 'GPU')} without errors, throttling or other processes")
 
 
 def _memory(gpu: Gpu, label: str) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _processes(gpu: Gpu, label: str) -> Iterator[Finding]:
             user = each.user or "of an unknown user"
             evidence.append(f"pid {each.pid} {user}{memory}: {each.command or 'command not shown'}")
         stop = f"kill {' '.join(str(each.pid) for each in others)}      # if they are yours and no longer needed"
-        what = f"{counted(len(others), 'process', 'es')} on {label} already"
+        what = f"{pluralize(len(others), 'process', 'es')} on {label} already"
         yield Finding("warning", what, tuple(evidence), (stop,))
     elif not gpu.processes and taken > max(MUCH, gpu.memory_total // 20):
         free = f"{format_size(gpu.memory_free)} of {format_size(gpu.memory_total)} free"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from trainkit.launch_plan.model import Plan, PlannedFile, Text, Variable
-from trainkit.text import counted, script_word, shown_word
+from trainkit.text import pluralize, script_word, shown_word
 
 WIDTH = 100
 # The script keeps run-time values in lower-case variables of its own: the plan may unset MASTER_ADDR and the like.
@@ -45,7 +45,7 @@ def render(plan: Plan, recipe_yaml: str | None = None) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     nodes = plan.topology.nodes
     yield "#!/bin/sh"
-    ranks = counted(plan.topology.world_size, "rank")
+    ranks = pluralize(plan.topology.world_size, "rank")
     yield f"# {plan.name}: strategy {plan.strategy.kind}, launcher {plan.launcher.kind}, {ranks}."
     if nodes > 1:
         yield f"# Start it on each of {nodes} nodes, with NODE_RANK from 0 to {nodes - 1} and one RUN_ID for all."

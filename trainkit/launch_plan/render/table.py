@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainkit.launch_plan.model import Plan, Text, Variable
 from trainkit.launch_plan.render.shell import lines, quoted
-from trainkit.text import counted, wrapped
+from trainkit.text import pluralize, wrapped
 
 WIDTH = 96
 # The order of the page: what stops the run first.
@@ -61,12 +61,12 @@ def _row(label: str, value: str, reason: str, width: int) -> list[str]:
 def _topology(plan: Plan, width: int) -> Iterator[str]:
     topology = plan.topology
     seen = sum(group.count * len(group.devices) for group in topology.groups)
-    where = f"{counted(seen, 'GPU')} ({topology.device})" if seen > topology.world_size else topology.device
-    yield f"Topology: {counted(topology.nodes, 'node')}, {counted(topology.world_size, 'rank')} on {where}"
+    where = f"{pluralize(seen, 'GPU')} ({topology.device})" if seen > topology.world_size else topology.device
+    yield f"Topology: {pluralize(topology.nodes, 'node')}, {pluralize(topology.world_size, 'rank')} on {where}"
     first = 0
     for group in topology.groups:
         if group.count > 1:
-            yield f"  on each of {group.count} nodes, {counted(group.processes, 'process', 'es')}:"
+            yield f"  on each of {group.count} nodes, {pluralize(group.processes, 'process', 'es')}:"
         label, start = ("rank", first) if group.count == 1 else ("local rank", 0)
         several = len(group.devices) > group.processes
         for position, device in enumerate(group.devices):

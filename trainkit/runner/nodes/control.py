@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from trainkit.files import read_end
 from trainkit.runner.nodes.connection import SEND_SECONDS, Connection, flush_all
 from trainkit.runner.report.exit_status import KILLED, Verdict
-from trainkit.text import listed
+from trainkit.text import join_names
 
 BEAT_SECONDS = 5.0
 LOST_SECONDS = 30.0  # without a message, after which a node counts as lost
@@ -114,7 +114,7 @@ class Control:
                 line.flush()
         # In one line: a switch that fails takes hundreds of nodes with it.
         for how, names in self._lost.items():
-            self.said.append(f"{listed(names)} {'was' if len(names) == 1 else 'were'} lost{how}")
+            self.said.append(f"{join_names(names)} {'was' if len(names) == 1 else 'were'} lost{how}")
         self._lost.clear()
 
     @property

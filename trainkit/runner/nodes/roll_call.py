@@ -29,7 +29,7 @@ from trainkit.errors import MachineError
 from trainkit.files import open_regular, publish
 from trainkit.runner.nodes.connection import MOST, SEND_SECONDS, Connection, flush_all
 from trainkit.runner.nodes.control import Neighbour
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 
 SAY_SECONDS = 5.0  # until the first line about who is missing
 MOST_DIFFERENCES = 3  # that a message names
@@ -298,7 +298,9 @@ class RollCall:
     def _present(self) -> str:
         missing = [self._name(node) for node in range(1, self._nodes) if node not in self._here]
         refused = f"; {self._refused} connected without the run's token" if self._refused else ""
-        return f"{len(self._here) + 1} of {self._nodes} nodes are here; waiting for {listed(missing, most=8)}{refused}"
+        return (
+            f"{len(self._here) + 1} of {self._nodes} nodes are here; waiting for {join_names(missing, most=8)}{refused}"
+        )
 
     def _name(self, node: int) -> str:
         return f"node {node} ({self._hosts[node]})" if node < len(self._hosts) else f"node {node}"
@@ -442,7 +444,7 @@ class RollCall:
         for caller in self._here.values():
             caller.line.send({"start": asdict(what)})
         if unready := self._unready(time.monotonic() + SEE_SECONDS):
-            more = f"; and {counted(len(unready) - MOST_NAMED, 'other node')}" if len(unready) > MOST_NAMED else ""
+            more = f"; and {pluralize(len(unready) - MOST_NAMED, 'other node')}" if len(unready) > MOST_NAMED else ""
             named = "; ".join(f"{self._name(node)} {why}" for node, why in sorted(unready.items())[:MOST_NAMED])
             self.refuse(f"{named}{more}", "set output.root to a folder that all nodes share")
         for caller in self._here.values():

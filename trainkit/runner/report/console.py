@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from trainkit.text import harmless
+from trainkit.text import strip_control
 
 Stream = Literal["out", "err"]
 CHUNK = 4096  # bytes that a pipe takes without blocking once select() reports it writable
@@ -36,7 +36,7 @@ class Terminal:
     def say(self, text: str) -> None:
         """A line of trainkit's own on standard error, never inside a line of the program."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
-        self._put("err", f"{newline}{self.prefix}{harmless(text)}\n".encode("utf-8", "replace"))
+        self._put("err", f"{newline}{self.prefix}{strip_control(text)}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.

@@ -16,7 +16,7 @@ from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import checkpoints_of, read_run
 from trainkit.runner.rundir.records import REMOVED, SAYS, RankRecord, read_observations, read_records
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 from trainkit.tools.base.detection import names_library
 from trainkit.tools.registry import PROGRAMS
 
@@ -263,12 +263,12 @@ def _others(verdict: Verdict, failed: Sequence[RankRecord], alike: Sequence[int]
         return []
     found, same = list[str](), set(alike)
     if len(alike) > 1:
-        found.append(f"{len(alike)} ranks failed in the same way: {listed([*map(str, alike)])}")
+        found.append(f"{len(alike)} ranks failed in the same way: {join_names([*map(str, alike)])}")
     others = [each.rank for each in failed if not each.told_to_stop and each.rank not in same]
     if others:
         above = f" (the output above is that of rank {shown_rank})" if shown_rank in others else ""
-        shown = f"{listed([*map(str, others)])}{above}"
-        found.append(f"{counted(len(others), 'rank')} failed after it, in another way: {shown}")
+        shown = f"{join_names([*map(str, others)])}{above}"
+        found.append(f"{pluralize(len(others), 'rank')} failed after it, in another way: {shown}")
     return found
 
 

@@ -24,7 +24,7 @@ from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import BY_RANK, stragglers
-from trainkit.text import KIB, MIB, counted, format_duration, format_memory, format_rate, harmless, table
+from trainkit.text import KIB, MIB, format_duration, format_memory, format_rate, pluralize, strip_control, table
 
 Summary = Mapping[str, Any]
 
@@ -263,9 +263,9 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
         shown = table(row for row in rows if row[1]).rstrip("\n")
         # A model may generate escape sequences, which the terminal must not obey.
         sample = str(summary.get("sample") or "")
-        return harmless(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
+        return strip_control(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return harmless(f"{run_dir / 'summary.json'} is damaged ({type(error).__name__}: {error})")
+        return strip_control(f"{run_dir / 'summary.json'} is damaged ({type(error).__name__}: {error})")
 
 
 def _has_stepped(summary: Summary) -> bool:
@@ -293,7 +293,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _training(summary: Summary) -> Iterator[tuple[str, str]]:
     steps, strategy = summary.get("steps"), f"{summary['strategy']}, {summary['launcher']}"
-    ranks = f"{counted(summary['world_size'], 'rank')} ({strategy})"
+    ranks = f"{pluralize(summary['world_size'], 'rank')} ({strategy})"
     if steps == 0:
         yield "Steps", f"none, on {ranks}: only evaluated"
     elif steps is not None:
@@ -406,7 +406,7 @@ def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:
         whole = sum(groups.values())
         shares = ", ".join(f"{seconds / whole:.1%} {group}" for group, seconds in groups.items()) if whole else "none"
         yield f"Operators, {phase}", f"{whole / steps:.4f} s: {shares}"
-    yield "Profiled", f"{counted(steps, 'step')}, {profile['seconds'] / steps:.4f} s each"
+    yield "Profiled", f"{pluralize(steps, 'step')}, {profile['seconds'] / steps:.4f} s each"
     yield "Trace", profile["trace"] or ""
 
 

@@ -24,7 +24,7 @@ from trainkit.recipe.merge import value_at
 from trainkit.recipe.secrets import mask_line, mask_private_keys
 from trainkit.recipe.yaml_reader import compose_bytes
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.text import counted
+from trainkit.text import pluralize
 
 MOST_SECONDS = 5.0  # for all calls of git
 LARGEST = 1 << 20  # bytes of the diff
@@ -78,14 +78,14 @@ class CodeState(NamedTuple):
             found.append(f"{commit} ({self.branch})" if self.branch else commit)
         if self.changed:
             least = "at least " if self.diff_is_cut else ""
-            found.append(f"{least}{counted(self.changed, 'changed file')} (code.diff)")
+            found.append(f"{least}{pluralize(self.changed, 'changed file')} (code.diff)")
         if self.untracked:
             least = "at least " if self.untracked_is_cut else ""
-            found.append(f"{least}{counted(len(self.untracked), 'untracked .py file')}")
+            found.append(f"{least}{pluralize(len(self.untracked), 'untracked .py file')}")
         if self.repository and not (self.changed or self.untracked or self.git):
             found.append("no changes outside submodules" if self.submodules else "no changes")
         if self.submodules:
-            found.append(f"{counted(self.submodules, 'submodule')} not inspected")
+            found.append(f"{pluralize(self.submodules, 'submodule')} not inspected")
         return ", ".join([*found, self.git] if self.git else found)
 
 

@@ -10,7 +10,7 @@ from trainkit.heartbeat import PHASES, Collective, Group
 from trainkit.runner.rundir.records import Name, Seconds
 from trainkit.runner.watch.activity import STOPPED, State
 from trainkit.runner.watch.timing import where
-from trainkit.text import listed
+from trainkit.text import join_names
 
 # Paths of frames that are not the program's own.
 INSIDE = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
@@ -95,7 +95,7 @@ class HangCause(NamedTuple):
 
 def hang_cause(ranks: Sequence[DumpedRank], missing: Sequence[str] = ()) -> HangCause:
     """Why a run does not move. missing: nodes that did not answer."""
-    silent = f"; {listed(missing)} did not answer" if missing else ""
+    silent = f"; {join_names(missing)} did not answer" if missing else ""
     text, host = _sentence(ranks)
     return HangCause(f"{text}{silent}", host)
 
@@ -202,7 +202,7 @@ def _by_stamps(ranks: Sequence[DumpedRank], seconds: float) -> tuple[str, str]:
         return _behind(behind, (), seconds)
     places = [f"rank {each.rank} {each.at.replace('it ', '', 1)}" for each in ranks if each.at]
     phases = dict.fromkeys(filter(None, (where(each.phase, each.step) for each in ranks)))
-    seen = f", last seen in {listed([*phases], most=2)}" if phases else ""
+    seen = f", last seen in {join_names([*phases], most=2)}" if phases else ""
     return f"no rank has moved for {seconds:.0f} s{seen}" + (f": {'; '.join(places[:4])}" if places else ""), ""
 
 
@@ -214,7 +214,7 @@ def _names(ranks: Sequence[DumpedRank]) -> str:
 def _numbered(ranks: Iterable[int], one: str = "waits", several: str = "wait") -> str:
     numbers = sorted({*ranks})
     word = "rank" if len(numbers) == 1 else "ranks"
-    return f"{word} {listed([*map(str, numbers)])} {one if len(numbers) == 1 else several}"
+    return f"{word} {join_names([*map(str, numbers)])} {one if len(numbers) == 1 else several}"
 
 
 def _short(group: str) -> str:

@@ -35,7 +35,7 @@ from trainkit.schedulers.jobs.records import (
     write_submission,
 )
 from trainkit.schedulers.registry import SCHEDULERS
-from trainkit.text import counted, harmless
+from trainkit.text import pluralize, strip_control
 
 # How an attempt was asked to end, or whose failure it was -> what `cluster.requeue.after` calls it.
 KINDS = {
@@ -97,7 +97,7 @@ def decide(end: AttemptEnd, after: Sequence[str], without_progress: int) -> Deci
     if not any(end.steps):  # who is preempted before the first checkpoint has not failed to make one
         stuck -= end.preemptions
     if stuck >= without_progress:
-        what = f"{counted(stuck, 'attempt')} brought no newer checkpoint than that of step {end.steps[-1]}"
+        what = f"{pluralize(stuck, 'attempt')} brought no newer checkpoint than that of step {end.steps[-1]}"
         return Decision(False, "no_progress", f"{end.why}; {what}, so that it is not queued again")
     return Decision(True, outcome, end.why, end.hosts if cause in ("node", "unfit", "hang") else ())
 
@@ -355,7 +355,7 @@ def end_unbegun(root: Path, why: str) -> int:
 
 def say(text: str) -> None:
     """A line in the job's output."""
-    sys.stderr.write(f"{harmless(text)}\n")
+    sys.stderr.write(f"{strip_control(text)}\n")
     sys.stderr.flush()
 
 

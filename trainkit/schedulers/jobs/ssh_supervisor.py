@@ -43,7 +43,7 @@ from trainkit.schedulers.jobs.records import (
     update_status,
     write_submission,
 )
-from trainkit.text import listed
+from trainkit.text import join_names
 
 AT_ONCE = 32  # hosts
 SECONDS = 60.0  # for ssh, the login shell, and the import of trainkit from a slow disk
@@ -367,7 +367,7 @@ class SshRun:
             if self._stopped_by:
                 raise MachineError(f"{signal_name(self._stopped_by)} came before the run began")
             if time.monotonic() > until:
-                silent = listed([node.host for node in self._nodes if not node.ready])
+                silent = join_names([node.host for node in self._nodes if not node.ready])
                 raise MachineError(f"{silent}: no trainkit answered in {READY_SECONDS:.0f} s", hint="try ssh by hand")
 
     def _follow(self) -> None:

@@ -23,7 +23,7 @@ from trainkit.schedulers.base import Job as SubmittedJob
 from trainkit.schedulers.client import answer_or
 from trainkit.schedulers.jobs.records import Submission, write_submission
 from trainkit.schedulers.registry import SCHEDULERS
-from trainkit.text import listed
+from trainkit.text import join_names
 
 RECORDS = "runs"  # of what this machine has submitted and does not see the run directory of, in the working folder
 
@@ -172,7 +172,7 @@ def same_uploads(tasks: Sequence[Task]) -> Iterator[Diagnostic]:
             by_repo.setdefault(repo, []).append(task)
     for repo, those in by_repo.items():
         if len(those) > 1:
-            named = listed([task.variant for task in those])
+            named = join_names([task.variant for task in those])
             hint = "give each variant a repository of its own, or submit them one by one"
             yield those[0].resolved.error(key, f"the variants {named} upload to {repo}, one over another", hint)
 

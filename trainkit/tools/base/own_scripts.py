@@ -11,7 +11,7 @@ from trainkit.launch_plan.model import Text
 from trainkit.launch_plan.provenance import SourcedVariable, Token, interpreter, token, variable
 from trainkit.lazy import call
 from trainkit.recipe.schema.launching import Scalar, program_argv
-from trainkit.text import counted
+from trainkit.text import pluralize
 from trainkit.tools.base.fields import is_set
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
@@ -120,7 +120,7 @@ def several_cards(context: Context) -> Iterator[Diagnostic]:
     if context.processes == 1 and context.recipe.strategy.kind == "single" and context.launcher == "python":
         yield note(f"one process sees {n} GPUs: {_SPREADS[kind].format(n=n)}", "devices.select: 1 shows one")
         return
-    what = f"{counted(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} GPUs"
+    what = f"{pluralize(context.processes, 'rank')} of a node {'see' if context.processes > 1 else 'sees'} {n} GPUs"
     yield note(f"{what}: libraries take the i-th for rank i, and the others are the program's own affair")
 
 

@@ -16,7 +16,7 @@ from trainkit.optimizers import MOMENTS, ZERO, optimizer
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
 from trainkit.recipe.schema.model import is_packed_stream, quantized_bits
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 from trainkit.tools.builtin.inputs import architecture_notices
 from trainkit.tools.builtin.memory import memory_advice
 from trainkit.tools.compile_backends import compile_remarks, records_graphs
@@ -330,9 +330,8 @@ def loader_processes_share_cores(c: Context) -> Iterator[Diagnostic]:
     """More processes of loaders than cores."""
     cores, workers = cores_of_node(c)[0], c.recipe.data.workers * c.processes
     if workers > cores:
-        what = (
-            f"{counted(c.processes, 'rank')} with {workers} loader processes in all share {counted(cores, 'CPU core')}"
-        )
+        what = f"{pluralize(c.processes, 'rank')} with {workers} loader processes in all share "
+        f"{pluralize(cores, 'CPU core')}"
         yield warning(what, "set data.workers lower")
 
 
@@ -345,7 +344,7 @@ def streams(c: Context) -> Iterator[Diagnostic]:
         mix = [each for each in data.mix if each.weight]
         total = sum(each.weight for each in mix)
         names = ((each.weight / total, each.path if isinstance(each.path, str) else each.path[0]) for each in mix)
-        yield note(f"samples are drawn from {listed([f'{path} ({share:.1%})' for share, path in names])}")
+        yield note(f"samples are drawn from {join_names([f'{path} ({share:.1%})' for share, path in names])}")
     processes = c.processes * max(1, data.workers)
     if processes > 1 and is_packed_stream(c.recipe):
         what = (

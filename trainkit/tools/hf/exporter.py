@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable, bind_words, text
 from trainkit.machine.selection import ORDER
-from trainkit.text import counted, script_word
+from trainkit.text import pluralize, script_word
 from trainkit.tools import torch_xla
 from trainkit.tools.base.interface import chosen_cards, nothing
 from trainkit.tools.base.own_scripts import is_executable
@@ -34,7 +34,7 @@ def files(context: Context, folder: str) -> dict[str, str]:
     alone = context.launcher == "python" and is_executable(context)
     launcher = () if alone else LAUNCHERS[context.launcher].shell_words(context, folder)
     words = [*launcher, *map(script_word, _program(context, folder))]
-    ranks = counted(context.topology.world_size, "rank")
+    ranks = pluralize(context.topology.world_size, "rank")
     head = f"# {context.recipe.name}: strategy {context.recipe.strategy.kind}, {ranks}. Run it where it was exported."
     parts = [*_variables(context), *words]  # each flag on a line with what follows it
     line = "".join(f" \\\n    {part}" if part.startswith("--") else f" {part}" for part in parts).lstrip(" ")

@@ -24,7 +24,7 @@ from trainkit.errors import TrainingError, TrainkitError
 from trainkit.hub.cache import name_of, public_name
 from trainkit.recipe.schema import HfModel, Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.text import counted
+from trainkit.text import pluralize
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.data.encoding import tokenizer_files
@@ -256,5 +256,5 @@ def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters
         what += f", from {exactly}"
     return (
         f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
-        f"Trained with trainkit ({what}): {counted(manifest['step'], 'step')}{loss}.\n"
+        f"Trained with trainkit ({what}): {pluralize(manifest['step'], 'step')}{loss}.\n"
     )

@@ -14,7 +14,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import read_whole
 from trainkit.planner.resume import spread, unreadable
 from trainkit.runner.rundir.layout import MANIFEST
-from trainkit.text import listed
+from trainkit.text import join_names
 from trainkit.trainer.checkpoint.manifest import (
     Identity,
     generators_file,
@@ -65,7 +65,7 @@ def _resume_stream(parts: Parts, loader_state: str, step: int, saved: float) -> 
     if loader_state and stream.go_on(loader_state, step * parts.settings.batch.global_):
         newer = stream.written_after(saved) if parts.world.rank == 0 else ()
         if newer:
-            which, were = listed([str(path) for path in newer]), "were" if len(newer) > 1 else "was"
+            which, were = join_names([str(path) for path in newer]), "were" if len(newer) > 1 else "was"
             why = "head, middle and end are unchanged, and nothing else was compared: other rows are other samples"
             log.warning("%s %s written after the checkpoint: %s", which, were, why)
         return

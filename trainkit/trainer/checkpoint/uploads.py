@@ -18,7 +18,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import TargetModel
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import EXPORT_SUFFIX
-from trainkit.text import listed
+from trainkit.text import join_names
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.settings import Settings
 
@@ -88,7 +88,8 @@ class Uploads:
         if failures:
             reason = list(failures.values())[-1]
             raise TrainingError(
-                f"the training is over, and {listed(sorted(failures))} could not be uploaded to {self.repo}: {reason}",
+                f"the training is over, and {join_names(sorted(failures))} could not be uploaded to "
+                f"{self.repo}: {reason}",
                 hint=f"they are on disk; to upload them later: {self._commands(failures)}",
             )
 
@@ -107,7 +108,7 @@ class Uploads:
             left.add(last.name)
         if left:
             what = "warning: not uploaded to %s, because the run ends early: %s; to upload later: %s"
-            log.warning(what, self.repo, listed(sorted(left)), self._commands(left))
+            log.warning(what, self.repo, join_names(sorted(left)), self._commands(left))
         self._tidy()
 
     def _commands(self, names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from trainkit.hub.cache import public_name
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.recipe.schema.data import Mixed
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 from trainkit.trainer.data.rows import RowReader, Rows, source_of_rows
 from trainkit.trainer.data.shards import (
     START,
@@ -122,7 +122,7 @@ def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
         what = f"data.path: {described} has no row to evaluate on"
         hint = "check that its files are complete, or set data.validation_split"
         if rows:
-            what = f"data.path: {counted(rows, 'row')} held out of {described} have no target to predict"
+            what = f"data.path: {pluralize(rows, 'row')} held out of {described} have no target to predict"
             what += f" within {data.sequence_length} tokens"
             hint = "raise data.validation_rows, or data.sequence_length if prompts are longer"
         raise TrainingError(what, hint=hint)
@@ -181,8 +181,8 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
         for raw in opened.held_out:  # an invalid row is reported first
             raw.row()
         rows = len(opened.held_out) if opened.begins else 0
-        held = f" beside the {counted(rows, 'row')} held out for evaluation" if rows else ""
-        what = f"data.path: {listed([str(path) for path in paths])} has no row to train on{held}"
+        held = f" beside the {pluralize(rows, 'row')} held out for evaluation" if rows else ""
+        what = f"data.path: {join_names([str(path) for path in paths])} has no row to train on{held}"
         hint = "set data.validation_rows lower" if held else "check that the files are complete"
         raise TrainingError(what, hint=hint)
     return shards
@@ -223,5 +223,5 @@ def _described(sources: Sequence[SourceFiles]) -> str:
     for each in sources:
         share = f"{each.asked.weight / total:.1%} " if len(sources) > 1 else ""
         name = each.asked.path if isinstance(each.asked.path, str) else each.asked.path[0]
-        parts.append(f"{share}{public_name(name)} ({counted(len(each.files), 'file')}, {each.size:,} bytes)")
+        parts.append(f"{share}{public_name(name)} ({pluralize(len(each.files), 'file')}, {each.size:,} bytes)")
     return ", ".join(parts)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.model import is_packed
-from trainkit.text import counted, listed
+from trainkit.text import join_names, pluralize
 from trainkit.trainer.data.encoding import ChatError, Encoder, fitted, open_encoder
 from trainkit.trainer.data.shards import SourceRow
 from trainkit.trainer.data.source import (
@@ -269,7 +269,7 @@ def _summary(
         description += f" ({cut:,} sources and targets cut)"
         facts["cut"] = cut
     if skipped := sum(each.skipped for each in parts):
-        description += f" ({counted(skipped, 'empty row')} skipped)"
+        description += f" ({pluralize(skipped, 'empty row')} skipped)"
         facts["rows_passed_over"] = skipped
     if left_out:
         facts["samples_left_out"] = left_out
@@ -278,5 +278,5 @@ def _summary(
     if labels and labels.names:
         numbered = [f"{number} {name}" for number, name in enumerate(labels.names)]
         facts["labels"] = ", ".join(numbered)
-        description += f" with {len(numbered)} labels ({listed(numbered)})"
+        description += f" with {len(numbered)} labels ({join_names(numbered)})"
     return description, facts

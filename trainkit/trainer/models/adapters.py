@@ -19,7 +19,7 @@ from trainkit.files import parse_json
 from trainkit.hub.cache import name_of
 from trainkit.lora import AGREED, CONFIG, NO_LORA, SAME, WEIGHTS, differing, numbers
 from trainkit.recipe.schema import HfModel, Peft, Recipe
-from trainkit.text import listed
+from trainkit.text import join_names
 from trainkit.trainer.models.base import Model, is_linear
 from trainkit.trainer.user_code import refuse_special
 
@@ -251,13 +251,13 @@ def _check_names(saved: Set[str], own: Set[str], folder: Path) -> None:
         kinds = ({name.rpartition(".")[2] for name in there}, {name.rpartition(".")[2] for name in here})
         theirs, ours = kinds if kinds[0] != kinds[1] else (there - here, here - there)
         raise TrainingError(
-            f"peft.target_modules: the recipe adapts {listed(sorted(ours)) or 'no others'}, and the adapters in "
-            f"{folder} are of {listed(sorted(theirs)) or 'no others'}",
+            f"peft.target_modules: the recipe adapts {join_names(sorted(ours)) or 'no others'}, and the adapters in "
+            f"{folder} are of {join_names(sorted(theirs)) or 'no others'}",
             hint="name the same layers, and start from the model that they were trained on",
         )
     lacks, more = own - saved, saved - own
     if lacks or more:
-        parts = ((f"lacks {listed(sorted(lacks))}", lacks), (f"holds {listed(sorted(more))} besides", more))
+        parts = ((f"lacks {join_names(sorted(lacks))}", lacks), (f"holds {join_names(sorted(more))} besides", more))
         raise TrainingError(
             f"peft.path: {folder / WEIGHTS} {' and '.join(what for what, names in parts if names)}",
             hint="what trains must be the same: the adapters, and the head of a classifier",

@@ -16,7 +16,7 @@ from torch.nn import functional
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggestions import did_you_mean
-from trainkit.text import listed
+from trainkit.text import join_names
 from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weights
 from trainkit.trainer.models.losses import linear_cross_entropy
@@ -380,5 +380,5 @@ def read_weights(
             in_the_body = any(name.startswith(f"{inner.base_model_prefix}.") for name in names)
             count = "1 weight is" if len(names) == 1 else f"{len(names)} weights are"
             level = logging.WARNING if same_task or in_the_body else logging.INFO
-            remarks.append((level, f"model.path: {count} {fate}: {listed(names, 3)}"))
+            remarks.append((level, f"model.path: {count} {fate}: {join_names(names, 3)}"))
     return inner, tuple(remarks)
