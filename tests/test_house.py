@@ -39,7 +39,7 @@ PURE = (
 EDGES = (
     "os", "sys", "io", "pathlib", "glob", "shutil", "tempfile", "platform",
     "subprocess", "multiprocessing", "asyncio", "socket", "signal", "importlib",
-    "time", "datetime", "random", "secrets", "uuid", "logging", "click", "rich", "pynvml",
+    "time", "datetime", "random", "secrets", "uuid", "logging", "typer", "rich", "pynvml",
     "trainkit.cli", "trainkit.runner", "trainkit.trainer",
     "trainkit.machine.probe", "trainkit.machine.host", "trainkit.machine.gpus",
 )  # fmt: skip
@@ -135,7 +135,7 @@ def test_planning_loads_no_training_library_and_no_terminal_library() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert not loaded & {*TRAINING_LIBRARIES, "click", "rich", "omegaconf"}
+    assert not loaded & {*TRAINING_LIBRARIES, "typer", "rich", "omegaconf"}
 
 
 def test_arrows_go_down_only() -> None:

@@ -208,20 +208,22 @@ def test_a_dependency_that_is_missing_is_named(trainkit: Trainkit, tmp_path: Pat
         )  # fmt: skip
 
     done = call()
-    assert done.returncode == 4 and done.stderr.startswith("error: the module click is not installed"), done.stderr
-    metadata(tmp_path / "packages", "trainkit", "0.1.0", "click>=8.1", "omegaconf<3,>=2.3", "torch>=2.6; extra == 'x'")
+    assert done.returncode == 4 and done.stderr.startswith("error: the module typer is not installed"), done.stderr
+    metadata(tmp_path / "packages", "trainkit", "0.1.0", "typer>=0.24", "omegaconf<3,>=2.3", "torch>=2.6; extra == 'x'")
     done = call(tmp_path / "packages")
     assert done.returncode == 4
-    assert "error: trainkit requires click>=8.1; it is not installed\n  next: pip install 'click>=8.1'" in done.stderr
+    assert "error: trainkit requires typer>=0.24; it is not installed\n  next: pip install 'typer>=0.24'" in done.stderr
     assert "trainkit requires omegaconf<3,>=2.3; it is not installed" in done.stderr
     assert "torch" not in done.stderr and "2 errors" in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("trainkit-bug")] == []
 
 
 def test_a_dependency_that_is_too_old_is_named(trainkit: Trainkit, tmp_path: Path) -> None:
-    metadata(tmp_path / "packages", "trainkit", "0.1.0", "click>=8.1", "rich>=13")
-    metadata(tmp_path / "packages", "click", "7.1.2")
-    (tmp_path / "packages" / "click.py").write_text("Command = Argument = object\n")
+    metadata(tmp_path / "packages", "trainkit", "0.1.0", "typer>=0.24", "rich>=13")
+    metadata(tmp_path / "packages", "typer", "0.12.5")
+    (tmp_path / "packages" / "typer.py").write_text("Typer = BadParameter = object\n")
     done = trainkit("plan", "quickstart", environ={"PYTHONPATH": f"{tmp_path / 'packages'}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr == "error: trainkit requires click>=8.1; 7.1.2 is installed\n  next: pip install 'click>=8.1'\n"
+    assert (
+        done.stderr == "error: trainkit requires typer>=0.24; 0.12.5 is installed\n  next: pip install 'typer>=0.24'\n"
+    )

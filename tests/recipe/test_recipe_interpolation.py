@@ -187,7 +187,7 @@ def test_omegaconf_is_imported_only_where_something_is_interpolated() -> None:
         "from trainkit.recipe.resolved import Request\n"
         "def go(text): resolve(Request('r.yaml', '/w'), MemoryFiles({'/w/r.yaml': text}))\n"
         "go('train: {steps: 1}\\nprogram: {args: {a: \"${x}\"}}\\n')\n"
-        "assert not {'omegaconf', 'torch', 'click', 'rich'} & set(sys.modules)\n"
+        "assert not {'omegaconf', 'torch', 'typer', 'rich'} & set(sys.modules)\n"
         "go('train: {steps: 1}\\nname: r${train.steps}\\n')\n"
         "assert 'omegaconf' in sys.modules\n"
         "from omegaconf import OmegaConf\n"

@@ -4,80 +4,101 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-import click
+import typer
+from typer import Option
 
 from trainkit import __version__
-from trainkit.cli.options import CommandGroup, ImportCommand, LaunchCommand, RecipeCommand, Row
+from trainkit.cli.options import Command, CommandGroup, ImportCommand, LaunchCommand, RecipeCommand
 from trainkit.errors import UsageError
+from trainkit.lazy import load
 
 _LAUNCHED = "RECIPE [OVERRIDE]... [-- ARGS] | [OVERRIDE]... PROGRAM [ARGS]..."
-_RUNS: Mapping[str, Row] = {
-    "list": Row("runs:list_runs"),
-    "show": Row("runs:show"),
-    "prune": Row("runs:prune"),
+# Name -> where the function is, how its argv is read, and what its usage line says of that. In the order of the help.
+COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
+    "run": ("run:run", LaunchCommand, _LAUNCHED),
+    "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
+    "submit": ("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
+    "status": ("jobs:status", Command, ""),
+    "logs": ("jobs:logs", Command, ""),
+    "checkpoint": ("jobs:checkpoint", Command, ""),
+    "cancel": ("jobs:cancel", Command, ""),
+    "attach": ("jobs:attach", Command, "[RUN] [-- COMMAND]"),
+    "bench": ("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
+    "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [ARGS]..."),
+    "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [ARGS]..."),
+    "gpus": ("machine:gpus", Command, ""),
+    "env": ("machine:env", Command, ""),
+    "facts": ("machine:facts", Command, ""),
+    "ls": ("recipes:ls", Command, ""),
+    "cp": ("recipes:cp", Command, ""),
+    "config": ("config:config", Command, ""),
+    "schema": ("recipes:schema", Command, ""),
+    "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [ARGS]..."),
+    "export": ("export:export", Command, ""),
+    "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT ARGS...] | COMMAND..."),
+    "dump": ("runs:dump", Command, ""),
+    "runs": ("runs:app", CommandGroup, ""),
 }
-_JOB: Mapping[str, Row] = {
-    "resume": Row("job:resume"),
-    "batch": Row("job:batch"),
-    "signal": Row("job:signal_run"),
-    "node": Row("job:node"),
-}
-# In the order of the help.
-COMMANDS: Mapping[str, Row | CommandGroup] = {
-    "run": Row("run:run", LaunchCommand, _LAUNCHED),
-    "plan": Row("plan:plan", LaunchCommand, _LAUNCHED),
-    "submit": Row("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
-    "status": Row("jobs:status"),
-    "logs": Row("jobs:logs"),
-    "checkpoint": Row("jobs:checkpoint"),
-    "cancel": Row("jobs:cancel"),
-    "attach": Row("jobs:attach", arguments="[RUN] [-- COMMAND]"),
-    "bench": Row("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
-    "check": Row("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [ARGS]..."),
-    "explain": Row("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [ARGS]..."),
-    "gpus": Row("machine:gpus"),
-    "env": Row("machine:env"),
-    "facts": Row("machine:facts"),
-    "ls": Row("recipes:ls"),
-    "cp": Row("recipes:cp"),
-    "config": Row("config:config"),
-    "schema": Row("recipes:schema"),
-    "doctor": Row("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [ARGS]..."),
-    "export": Row("export:export"),
-    "import": Row("import_:import_", ImportCommand, "FILE [-- SCRIPT ARGS...] | COMMAND..."),
-    "dump": Row("runs:dump"),
-    "runs": CommandGroup("runs", _RUNS, "List, show and prune run directories."),
-    # Called by scripts and jobs, not by users.
-    "job": CommandGroup("job", _JOB, "Commands for scripts and jobs.", hidden=True),
-}
+# What scripts and jobs call, and nobody types.
+HIDDEN: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {"job": ("job:app", CommandGroup, "")}
+
+# Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.
+WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 _WORD = re.compile(r"'[^']+'|--\S+")
 _ADVICE = re.compile(r" \(?(?:Did you mean|Possible options).*")
 
 
-def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    if asked:
-        click.echo(f"trainkit {__version__}")
-        ctx.exit()
+class LazyCommands(CommandGroup):
+    """The commands by name; a module is imported, and its signature read, when its command is looked up."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command; None where there is none of this name."""
+        known = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
+        if known is None:
+            return None
+        place, cls, arguments = known
+        found = load(f"trainkit.cli.commands.{place}")
+        if issubclass(cls, CommandGroup):
+            return typer.main.get_command(found)
+        # An app of its own for each: Typer would read the signatures of all commands of one app.
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name, cls=cls)(found)
+        command: Any = typer.main.get_command(alone)
+        command.arguments = arguments
+        return command
 
 
-app = CommandGroup(
-    "trainkit",
-    COMMANDS,
-    "A training launcher driven by config files: what the plan says is what happens.",
+app = typer.Typer(
+    name="trainkit",
+    cls=LazyCommands,
+    help="A training launcher driven by config files: what the plan says is what happens.",
     epilog="Start with: trainkit config · trainkit plan quickstart · trainkit run quickstart",
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_show_version,
-            help="Show the version and exit.",
-        )
-    ],
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"trainkit {__version__}")
+        raise typer.Exit
+
+
+# Typer shows an option of the whole program in the help only where a callback takes it.
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -89,19 +110,25 @@ def invoke(arguments: Sequence[str]) -> int:
     # What follows the first `--` belongs to the program, untouched.
     at = argv.index("--") if "--" in argv else len(argv)
     try:
-        with app.make_context("trainkit", argv[:at], obj=tuple(argv[at + 1 :])) as context:
-            app.invoke(context)
-    except click.exceptions.Exit as leaving:
-        return leaving.exit_code
-    except click.Abort as abort:  # Ctrl-C or Ctrl-D at a question
+        code = app(argv[:at], prog_name="trainkit", obj=tuple(argv[at + 1 :]), standalone_mode=False)
+    except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question
         raise KeyboardInterrupt from abort
-    except click.UsageError as error:
+    except WRONG_USAGE as error:
         raise usage_error(error) from error
-    return 0
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # what Typer and rich make of it says less
+            raise leaving.__context__ from None
+        raise
+    return code if isinstance(code, int) else 0
 
 
-def usage_error(error: click.UsageError) -> UsageError:
-    """An error of click, with a hint: the nearest command or option, or where the help is."""
+def usage_error(error: Any) -> UsageError:
+    """What Typer finds wrong, with a next step: the nearest command or option, or where the help is.
+
+    An empty message is what remains of a call without arguments, whose help has been shown already.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return UsageError(())
     message, context = _ADVICE.sub("", error.format_message()).rstrip(". "), error.ctx
     hint = f"`{context.command_path if context else 'trainkit'} --help` lists them"
     unknown = _WORD.search(message)

@@ -13,7 +13,7 @@ from trainkit.cli.file_system import FileSystem
 from trainkit.errors import UsageError
 
 if TYPE_CHECKING:
-    import click
+    import typer
 
 PYTHON = (".py", ".pyw", ".pyc", ".pyz")  # a word that ends so is a program
 MODULE = "-m"  # and what follows this one
@@ -100,7 +100,7 @@ def is_line(word: str) -> bool:
     return any(map(starts, parts[:-1])) or shell_script([word]) not in ([], [word])
 
 
-def own_program(context: click.Context) -> OwnProgram | None:
+def own_program(context: typer.Context) -> OwnProgram | None:
     """The program in place of a recipe, with the words behind `--`; None where there is a recipe."""
     found: OwnProgram | None = context.meta.get(OWN_PROGRAM)
     if found is None or not context.obj:

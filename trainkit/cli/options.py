@@ -1,82 +1,16 @@
-"""How a command is declared: its options by the signature of its function, its help by the docstring."""
+"""Options that several commands take, declared once, and how the help of the commands is written."""
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from types import CodeType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
-import click
+import typer
+from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 from trainkit.errors import UsageError
-from trainkit.lazy import load
-
-if TYPE_CHECKING:
-    from importlib.abc import InspectLoader
-
-
-class Option:
-    """A parameter of a command's function that a name with dashes sets. min: of a number."""
-
-    def __init__(
-        self, *names: str, help: str = "", metavar: str | None = None, min: int | None = None, hidden: bool = False
-    ) -> None:
-        self.names, self.help, self.metavar, self.min, self.hidden = names, help, metavar, min, hidden
-
-    def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
-        """The option as click takes it. kind: the parameter's type."""
-        several = get_origin(kind) is list
-        metavar = self.metavar or ("NUMBER" if kind is int else None)
-        if kind is int and self.min is not None:
-            kind = click.IntRange(min=self.min)
-        return click.Option(
-            [*self.names, name],
-            type=str if several else kind,
-            is_flag=kind is bool,
-            multiple=several,
-            show_default=bool(default) and default is not inspect.Parameter.empty,
-            help=self.help,
-            metavar=metavar,
-            hidden=self.hidden,
-            **_default(default),
-        )
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A parameter of a command's function that a word sets by its place."""
-
-    help: str = ""
-    metavar: str | None = None
-
-    def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
-        """The argument as click takes it. kind: the parameter's type."""
-        made = _Word(
-            [name],
-            type=click.Path(path_type=Path) if kind is Path else kind,
-            metavar=self.metavar,
-            **_default(default),
-        )
-        made.means = self.help
-        return made
-
-
-class _Word(click.Argument):
-    """An argument with its help, of which click shows none."""
-
-    means: str = ""
-
-
-def _default(declared: Any) -> dict[str, Any]:
-    """What click knows of a parameter that may be left out, or must not: a default that is None would be a value."""
-    return {"required": True} if declared is inspect.Parameter.empty else {"required": False, "default": declared}
-
 
 Presets = Annotated[
     list[str] | None,
@@ -105,102 +39,37 @@ Root = Annotated[str, Option("--root", metavar="FOLDER", help="The recipes' outp
 _NARROWEST, _WIDEST = 40, 100  # columns of the text below the options
 
 
-class Command(click.Command):
+class _Switches:
+    """Help that shows no type behind a switch: it takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters; a switch has an empty type."""
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for each in params:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return params
+
+
+class Command(_Switches, TyperCommand):
     """A command of trainkit's. arguments: what its usage line shows behind the declared options."""
 
     arguments: str = ""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run it. UsageError for words after `--` that it would not read."""
         if ctx.obj and not isinstance(self, RecipeCommand) and "--" not in self.arguments:
             what = f"`{ctx.command_path}` takes no arguments after --"
             raise UsageError(what, hint=f"remove them: {' '.join(ctx.obj)[:100]}")
         return super().invoke(ctx)
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The options, then the arguments."""
         return [*super().collect_usage_pieces(ctx), *filter(None, [self.arguments])]
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the arguments mean, then the options."""
-        words = [each for each in self.params if isinstance(each, _Word) and each.means]
-        if words:
-            with formatter.section("Arguments"):
-                formatter.write_dl([(each.metavar or each.human_readable_name, each.means) for each in words])
-        super().format_options(ctx, formatter)
 
-
-@dataclass(frozen=True)
-class Row:
-    """Where a command's function is, how its argv is read, and what its usage line says of that."""
-
-    place: str
-    cls: type[Command] = Command
-    arguments: str = ""
-
-    def command(self, name: str) -> Command:
-        """The command, whose module is imported for it."""
-        function: Callable[..., Any] = load(f"trainkit.cli.commands.{self.place}")
-        parameters, takes_context = [], False
-        hints = get_type_hints(function, include_extras=True)
-        for each, declared in inspect.signature(function).parameters.items():
-            if hints[each] is click.Context:
-                takes_context = True
-                continue
-            kind, how = get_args(hints[each]) if get_origin(hints[each]) is Annotated else (hints[each], Argument())
-            if isinstance(kind, UnionType):  # with None: what may be left out
-                kind = get_args(kind)[0]
-            parameters.append(how.parameter(each, kind, declared.default))
-        made = self.cls(
-            name,
-            params=parameters,
-            callback=click.pass_context(function) if takes_context else function,
-            help=inspect.getdoc(function),
-        )
-        made.arguments = self.arguments
-        return made
-
-    def summary(self) -> str:
-        """The first paragraph of the function's docstring, read off the compiled module: none is run for a list."""
-        module, _, name = self.place.partition(":")
-        module = f"trainkit.cli.commands.{module}"
-        spec = find_spec(module)
-        code = cast("InspectLoader", spec.loader).get_code(module) if spec else None
-        functions = (each for each in code.co_consts if isinstance(each, CodeType)) if code else ()
-        text = next((each.co_consts[0] for each in functions if each.co_name == name), None)
-        return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()) if isinstance(text, str) else ""
-
-
-class CommandGroup(click.Group):
-    """Commands below one name; a module is imported, and its signature read, when its command is looked up."""
-
-    def __init__(self, name: str, rows: Mapping[str, Row | CommandGroup], help: str, **more: Any) -> None:
-        super().__init__(name, help=help, no_args_is_help=False, **more)
-        self.rows = rows
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the command's name. UsageError without one, as the help says all that there is to say."""
-        if not args:
-            click.echo(ctx.get_help())
-            raise UsageError(())
-        return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the help."""
-        return [name for name, row in self.rows.items() if isinstance(row, Row) or not row.hidden]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command; None where there is none of this name."""
-        row = self.rows.get(cmd_name)
-        return row.command(cmd_name) if isinstance(row, Row) else row
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what each command does."""
-        rows = [(name, self.rows[name]) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, row.summary() if isinstance(row, Row) else row.help or "") for name, row in rows]
-            )
+class CommandGroup(_Switches, TyperGroup):
+    """Commands below one name."""
 
 
 class RecipeCommand(Command):
@@ -210,7 +79,7 @@ class RecipeCommand(Command):
     allow_extra_args = True
     lists_flags = False
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the words of a program away: they are not the command's own, whatever they look like."""
         from trainkit.cli.line import OWN_PROGRAM, OwnProgram, program_at
 
@@ -221,20 +90,19 @@ class RecipeCommand(Command):
         rest: list[str] = super().parse_args(ctx, args[:at])
         return rest
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then what overrides are."""
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the options as Typer does, then what overrides are."""
         super().format_help(ctx, formatter)
-        formatter.write_paragraph()
         width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
         flags = "a flag named as in Hugging Face's tools (`trainkit schema --flags` lists them)."
         if self.lists_flags:
             flags = "one of these flags, named as in Hugging Face's tools (`-` and `_` are the same):"
         override = f"OVERRIDE is section.key=value (`trainkit schema --reference` lists the keys), or {flags}"
-        formatter.write(f"{textwrap.fill(override, width - 1)}\n")
+        typer.echo(textwrap.fill(override, width - 1, initial_indent=" ", subsequent_indent=" "))
         if self.lists_flags:  # as the schema has them, so they can't drift
             from trainkit.recipe.flags import flag_reference
 
-            formatter.write(f"\n{flag_reference(width)}")
+            typer.echo(f"\n{flag_reference(width)}", nl=False)
 
 
 class LaunchCommand(RecipeCommand):
@@ -250,7 +118,7 @@ class ImportCommand(Command):
     allow_extra_args = True
     with_value = ("--output", "-o", "--kind", "--set", "--line", "--public")
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Let options follow a file, and leave the words of a command alone."""
         from trainkit.convert.importing import is_file, is_line
 

@@ -17,7 +17,7 @@ from trainkit.errors import RecipeError, UsageError
 from trainkit.lazy import call
 
 if TYPE_CHECKING:
-    import click
+    import typer
 
     from trainkit.errors import Diagnostic
     from trainkit.hub.cache import CachedRepo
@@ -36,7 +36,7 @@ described_kind: Callable[..., str] = call("trainkit.cli.own_programs:described_k
 PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
 
 
-def resolve_line(context: click.Context, presets: Sequence[str] | None, variant: str | None = None) -> Resolved:
+def resolve_line(context: typer.Context, presets: Sequence[str] | None, variant: str | None = None) -> Resolved:
     """Resolve the argv of `run` or `plan`: one recipe (or presets or a program in its place) and overrides."""
     own = own_program(context)
     recipes, overrides = split_line(context.args, most=0 if own else 1, what="a program" if own else "one recipe")

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import one_line, show_diagnostics
 from trainkit.cli.line import own_program, split_line
-from trainkit.cli.options import Json, Option, Presets
+from trainkit.cli.options import Json, Presets
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
@@ -37,7 +38,7 @@ Output = Annotated[
 
 
 def bench(
-    context: click.Context,
+    context: typer.Context,
     *,
     presets: Presets = None,
     only: Only = None,
@@ -68,12 +69,12 @@ def bench(
     sys.stdout.write(json.dumps(as_data(found), indent=2) + "\n" if as_json else render(found))
     console.say(f"written to {folder}")
     if stopped_by is not None:
-        raise click.exceptions.Exit(128 + stopped_by)
-    raise click.exceptions.Exit(ExitCode.OK if found.complete else ExitCode.FAILED)
+        raise typer.Exit(128 + stopped_by)
+    raise typer.Exit(ExitCode.OK if found.complete else ExitCode.FAILED)
 
 
 def prepare(
-    context: click.Context, presets: Presets, only: str | None, *, with_base: bool, repeat: int
+    context: typer.Context, presets: Presets, only: str | None, *, with_base: bool, repeat: int
 ) -> tuple[Setup, Path]:
     """Everything that will run, planned before anything does, and the folder of the recipe's runs.
 
@@ -109,7 +110,7 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
     recipe: str,
     overrides: Sequence[str],
     presets: Sequence[str] | None,
-    context: click.Context,
+    context: typer.Context,
     said: set[str],
     variant: str | None,
 ) -> Resolved:

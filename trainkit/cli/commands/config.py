@@ -12,19 +12,20 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import questionary
+import typer
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from questionary.prompts.common import InquirerControl
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import FileSystem, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
-from trainkit.cli.options import On, Option
+from trainkit.cli.options import On
 from trainkit.cli.pipeline import find_recipe
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 from trainkit.files import is_there
@@ -424,4 +425,4 @@ def config(
     if defaults:
         conversation.take_defaults()
     else:
-        raise click.exceptions.Exit(conversation.ask())
+        raise typer.Exit(conversation.ask())

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+import typer
 
 from trainkit.cli.diagnostics import write_text
 from trainkit.cli.file_system import working_folder
@@ -35,7 +35,7 @@ DOCTOR_VERSION = 1
 QUIET = frozenset({"ok", "skipped"})  # their evidence is in the JSON only
 
 
-def doctor(context: click.Context, presets: Presets = None, variant: Variant = None, as_json: Json = False) -> None:
+def doctor(context: typer.Context, presets: Presets = None, variant: Variant = None, as_json: Json = False) -> None:
     """Check this machine: packages, CUDA, compilers, network, limits, disks, stale settings. Nothing is changed.
 
     With a RECIPE, check only what its plan needs. Exit code 4: there is a problem. Takes less than 20 seconds.
@@ -65,10 +65,10 @@ def doctor(context: click.Context, presets: Presets = None, variant: Variant = N
         subject = f"what the plan of {name} needs of this machine" if name else "this machine, for any recipe"
         write_text(render(results, subject, seconds))
     if any(result.level == "problem" for result in results):
-        raise click.exceptions.Exit(ExitCode.MACHINE)
+        raise typer.Exit(ExitCode.MACHINE)
 
 
-def target_of(context: click.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
+def target_of(context: typer.Context, presets: Presets, variant: str | None, facts: Facts) -> Target:
     """The plan of what the line names, on a machine; without a recipe, preset or override, anything."""
     from trainkit.doctor.check import Target
     from trainkit.runner.rendezvous import node_place

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
 from trainkit.cli.commands.runs import find_run
 from trainkit.cli.diagnostics import one_line, write_text
-from trainkit.cli.options import Argument, Option, Root
+from trainkit.cli.options import Root
 from trainkit.errors import UsageError
 from trainkit.files import is_there
 from trainkit.recipe.repository import has_owner
@@ -118,7 +119,7 @@ def run_module(argv: Sequence[str]) -> int:
 def end_with(code: int) -> None:
     """End the command, unless all went well."""
     if code:
-        raise click.exceptions.Exit(code)
+        raise typer.Exit(code)
 
 
 def find_checkpoint(word: str, root: str, *, best: bool) -> Path:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import click
+import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import FileSystem, modeline, working_folder, write_file
-from trainkit.cli.options import Force, Option
+from trainkit.cli.options import Force
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import is_there
 
@@ -42,7 +43,7 @@ OWN_OPTIONS = {"-o": False, "--output": False}
 
 
 def import_(
-    context: click.Context,
+    context: typer.Context,
     *,
     output: Output = None,
     kind: Kind = None,

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Argument, Option
 
-from trainkit.cli.options import Argument, Option
+from trainkit.cli.options import Command, CommandGroup
 from trainkit.cli.pipeline import plan_recipe, resolve_request, run_request, show_warnings
 from trainkit.recipe.assignment import without_layer
 from trainkit.runner.rundir.layout import RunLayout
@@ -19,9 +20,17 @@ if TYPE_CHECKING:
     from trainkit.runner.execute import RunRequest
     from trainkit.schedulers.base import Place
 
+app = typer.Typer(name="job", cls=CommandGroup, no_args_is_help=True, add_completion=False)
+
 Recipe = Annotated[str, Argument(metavar="RECIPE", help="A resolved recipe.")]
 
 
+@app.callback()
+def _group() -> None:
+    """What scripts and jobs call for themselves."""
+
+
+@app.command("resume", cls=Command)
 def resume(recipe: Recipe) -> None:
     """Print the checkpoint that a run of this recipe would go on from now, or nothing."""
     plan = plan_recipe(show_warnings(resolve_request(recipe))).plan
@@ -36,23 +45,26 @@ RunId = Annotated[
 ]
 
 
+@app.command("batch", cls=Command)
 def batch(
     folder: Folder, failed: Annotated[str, Option("--failed", help="Why the job script ends before the run.")] = ""
 ) -> None:
     """Start an attempt of a submitted run on all nodes of this job, and queue the job again where that is planned."""
     from trainkit.schedulers.jobs.job_script import JobScript, end_unbegun
 
-    raise click.exceptions.Exit(end_unbegun(folder, failed) if failed else JobScript(folder, os.environ).run())
+    raise typer.Exit(end_unbegun(folder, failed) if failed else JobScript(folder, os.environ).run())
 
 
+@app.command("signal", cls=Command)
 def signal_run(folder: Folder, number: int) -> None:
     """Signal the trainkit of node 0 on this host, which tells the other nodes."""
     from trainkit.runner.rundir.layout import RunLayout
     from trainkit.schedulers.jobs.job_script import signal_node_0
 
-    raise click.exceptions.Exit(0 if signal_node_0(RunLayout(folder), number) else 1)
+    raise typer.Exit(0 if signal_node_0(RunLayout(folder), number) else 1)
 
 
+@app.command("node", cls=Command)
 def node(  # noqa: PLR0917 - a command's options
     folder: Folder,
     attempt: Annotated[int, Option("--attempt", min=1)] = 1,
@@ -68,7 +80,7 @@ def node(  # noqa: PLR0917 - a command's options
         pod = Pod(RunLayout(folder.absolute()), run_id, os.environ)
         code = execute_node(pod.submitted, pod.layout, pod.begin(), pod.job)
         pod.end(code)
-        raise click.exceptions.Exit(code)
+        raise typer.Exit(code)
     from trainkit.schedulers.jobs.node import own_job
 
     layout = RunLayout(folder.absolute())
@@ -77,7 +89,7 @@ def node(  # noqa: PLR0917 - a command's options
 
         hold_input(layout)
     place = _told_place(f"{layout.id}.{attempt}", number, hosts) if hosts else None
-    raise click.exceptions.Exit(execute_node(layout, layout, attempt, own_job(layout, os.environ), place))
+    raise typer.Exit(execute_node(layout, layout, attempt, own_job(layout, os.environ), place))
 
 
 def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: str, given: Place | None = None) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Option
 
 from trainkit.cli.commands.runs import find_run, find_runs
 from trainkit.cli.diagnostics import one_line, write_text
-from trainkit.cli.options import Json, Option, Root, Run
+from trainkit.cli.options import Json, Root, Run
 from trainkit.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def logs(  # noqa: PLR0917 - a command's options
             write_text(f"==> {layout.root} <==\n")
             sys.stdout.flush()
         codes.append(show_logs(layout, Wanted(rank, node, every, attempt), follow=follow))
-    raise click.exceptions.Exit(next(filter(None, codes), 0))
+    raise typer.Exit(next(filter(None, codes), 0))
 
 
 def cancel(
@@ -157,7 +158,7 @@ def checkpoint(run: Run = None, root: Root = "runs") -> None:
 
 
 def attach(
-    context: click.Context,
+    context: typer.Context,
     run: Run = None,
     root: Root = "runs",
     node: Annotated[int, Option("--node", min=0, help="Number of the node.")] = 0,

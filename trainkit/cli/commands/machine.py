@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
 from trainkit import __version__
-from trainkit.cli.options import Json, On, Option
+from trainkit.cli.options import Json, On
 from trainkit.errors import UsageError
 from trainkit.text import GIB, pluralize, table
 

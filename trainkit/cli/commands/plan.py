@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import write_file
-from trainkit.cli.options import Json, On, Option, Presets, Variant
+from trainkit.cli.options import Json, On, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
 from trainkit.files import is_there, parse_json, read_whole
@@ -40,7 +41,7 @@ Output = Annotated[
 
 
 def plan(
-    context: click.Context,
+    context: typer.Context,
     *,
     presets: Presets = None,
     variant: Variant = None,
@@ -78,7 +79,7 @@ def plan(
         other = other_plan(diff, facts) if diff is not None else None
         write_plan(planned.plan, resolved, other, as_json=as_json, shell=shell)
     if planned.plan.blockers:
-        raise click.exceptions.Exit(ExitCode.MACHINE)
+        raise typer.Exit(ExitCode.MACHINE)
 
 
 def write_plan(plan: Plan, resolved: Resolved, other: Plan | None, *, as_json: bool, shell: bool) -> None:

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
+from typer import Argument, Option
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import MACHINES, MODELINE, FileSystem, modeline, write_file
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
-from trainkit.cli.options import Argument, Force, Json, On, Option, Presets, Variant
+from trainkit.cli.options import Force, Json, On, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.files import is_there
@@ -46,7 +47,7 @@ def ls(
         return
     if not found:
         sys.stderr.write(f"no shipped name contains {pattern!a}; `trainkit ls` shows all\n")
-        raise click.exceptions.Exit(ExitCode.USAGE)
+        raise typer.Exit(ExitCode.USAGE)
     write_text(table((name, description) for name, _, description in found))
 
 
@@ -95,7 +96,7 @@ def cp(
     write_text(f"{target}\n")
 
 
-def check(context: click.Context, presets: Presets = None, as_json: Json = False) -> None:
+def check(context: typer.Context, presets: Presets = None, as_json: Json = False) -> None:
     """Validate recipes without planning or starting anything. Exit code 2: one of them is wrong.
 
     RECIPE is a file, a run directory or a shipped name. A program with its
@@ -123,7 +124,7 @@ def check(context: click.Context, presets: Presets = None, as_json: Json = False
     if as_json:
         sys.stdout.write(json.dumps(reports, indent=2) + "\n")
     if not all(report["valid"] for report in reports):
-        raise click.exceptions.Exit(ExitCode.USAGE)
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def check_recipe(
@@ -166,7 +167,7 @@ def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
 
 
 def explain(
-    context: click.Context,
+    context: typer.Context,
     presets: Presets = None,
     variant: Variant = None,
     machine: On = None,
@@ -202,7 +203,7 @@ def explain(
 
 
 def _explained(
-    context: click.Context, presets: Sequence[str] | None
+    context: typer.Context, presets: Sequence[str] | None
 ) -> tuple[str | OwnProgram | None, list[str], list[str]]:
     """What a line of `explain` is about: the recipe or the program, the keys, the overrides."""
     from trainkit.recipe.schema import fields

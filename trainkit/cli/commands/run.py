@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.options import Option, Presets, Variant
+from trainkit.cli.options import Presets, Variant
 from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 from trainkit.schedulers.base import Allocation, Place
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    context: click.Context,
+    context: typer.Context,
     presets: Presets = None,
     variant: Variant = None,
     node_rank: Annotated[
@@ -53,10 +54,10 @@ def run(
     resolved = resolve_line(context, presets, variant)
     run_under_srun(resolved.recipe)
     if node_rank is None and resolved.recipe.nodes.count > 1 and shares_console(os.environ):
-        raise click.exceptions.Exit(run_beside_others(resolved))
+        raise typer.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
 
-    raise click.exceptions.Exit(execute(requested(resolved, node_rank)))
+    raise typer.Exit(execute(requested(resolved, node_rank)))
 
 
 def run_beside_others(resolved: Resolved) -> int:
@@ -117,7 +118,7 @@ def run_under_srun(recipe: Recipe) -> None:
         from trainkit.schedulers.jobs.node import run_step
 
         runs = Path(recipe.output.root).absolute() / recipe.name
-        raise click.exceptions.Exit(run_step(place, recipe.nodes.count, runs, os.environ))
+        raise typer.Exit(run_step(place, recipe.nodes.count, runs, os.environ))
 
 
 def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Place | None) -> None:

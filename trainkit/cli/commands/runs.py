@@ -14,10 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
+from typer import Argument, Option
 
 from trainkit.cli.diagnostics import one_line, write_text
-from trainkit.cli.options import Argument, Json, Option, Root, Run
+from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
 from trainkit.text import join_names, pluralize, table
@@ -31,10 +32,18 @@ if TYPE_CHECKING:
 
 _LAST = 10  # lines of a log
 _WIDEST = 32  # characters of a program's name in a list
+app = typer.Typer(
+    name="runs",
+    cls=CommandGroup,
+    help="List, show and prune run directories.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 Name = Annotated[str | None, Argument(metavar="[NAME]", help="Only runs of this name.")]
 
 
+@app.command("list", cls=Command)
 def list_runs(
     name: Name = None,
     root: Root = "runs",
@@ -82,6 +91,7 @@ def known_roots() -> list[str]:
     return remembered_roots(os.environ)
 
 
+@app.command("show", cls=Command)
 def show(
     run: Run = None,
     root: Root = "runs",
@@ -129,6 +139,7 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
             yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
+@app.command("prune", cls=Command)
 def prune(
     name: Name = None,
     root: Root = "runs",
@@ -154,8 +165,8 @@ def prune(
     if not yes:
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
-            yes = click.confirm(f"remove {what} with all checkpoints?")
-        except click.Abort as abort:  # Ctrl-D leaves the cursor behind the question
+            yes = typer.confirm(f"remove {what} with all checkpoints?")
+        except typer.Abort as abort:  # Ctrl-D leaves the cursor behind the question
             sys.stdout.write("\n")
             raise UsageError("nothing is removed without an answer", hint="--yes removes without asking") from abort
     if not yes:

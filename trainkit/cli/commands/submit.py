@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics, write_text
-from trainkit.cli.options import Option, Presets, Variant
+from trainkit.cli.options import Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 from trainkit.text import pluralize
@@ -27,7 +28,7 @@ NO_CLUSTER = "the recipe names no cluster to submit to"
 
 
 def submit(  # noqa: PLR0917 - a command's options
-    context: click.Context,
+    context: typer.Context,
     presets: Presets = None,
     variant: Variant = None,
     at_most: Annotated[
@@ -65,7 +66,7 @@ def submit(  # noqa: PLR0917 - a command's options
     if wait or follow:
         from trainkit.schedulers.jobs.following import wait_for
 
-        raise click.exceptions.Exit(wait_for(layout, show=follow))
+        raise typer.Exit(wait_for(layout, show=follow))
 
 
 def planned_job(resolved: Resolved) -> Planned:
@@ -83,7 +84,7 @@ def planned_job(resolved: Resolved) -> Planned:
     return planned
 
 
-def submit_all(context: click.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
+def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
     from trainkit.schedulers.jobs.submitting import (
         Task,
@@ -129,7 +130,7 @@ def submit_all(context: click.Context, presets: Presets, at_most: int | None, *,
         from trainkit.schedulers.jobs.following import wait_for
 
         codes = [wait_for(layout, show=False) for layout in layouts]
-        raise click.exceptions.Exit(next((code for code in codes if code), 0))
+        raise typer.Exit(next((code for code in codes if code), 0))
 
 
 ALL, SHOWN = "all", "RUN_DIRECTORY"
@@ -200,7 +201,7 @@ def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
 
     scheduler = scheduler_of(plan)
     if scheduler.supervised:
-        raise click.exceptions.Exit(supervised_here(plan, resolved))
+        raise typer.Exit(supervised_here(plan, resolved))
     with signals_blocked(), at_its_line(resolved):
         layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
         write_text(f"run directory: {layout.root}\njob {submission.job}\n")

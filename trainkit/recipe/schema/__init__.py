@@ -5,7 +5,8 @@ No module of it postpones its annotations: pydantic would compile each from its 
 
 from typing import Literal
 
-from trainkit.recipe.schema.base import Section, section, setting, without_plugins
+from trainkit.lazy import without_plugins
+from trainkit.recipe.schema.base import Section, section, setting
 from trainkit.recipe.schema.cluster import (
     Apptainer,
     Cluster,

@@ -1,9 +1,6 @@
 """How a recipe section and its settings are declared: once, with everything that is derived from the declaration."""
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
@@ -68,24 +65,6 @@ class Section(BaseModel):
         if found := "\n".join(self._contradictions()):
             raise ValueError(found)
         return self
-
-
-@contextmanager
-def without_plugins() -> Iterator[None]:
-    """Have pydantic build models without plugins, of which the recipe's have none.
-
-    What it imports to look for them in all installed packages takes a sixth of the time that loading the schema does.
-    """
-    name = "pydantic.plugin._loader"
-    there, nothing = sys.modules.get(name), ModuleType(name)
-    nothing.get_plugins = tuple  # type: ignore[attr-defined]
-    sys.modules[name] = nothing
-    try:
-        yield
-    finally:  # a user's script in this process may want its plugins
-        del sys.modules[name]
-        if there is not None:
-            sys.modules[name] = there
 
 
 def section(model: type[Section], description: str) -> Any:
