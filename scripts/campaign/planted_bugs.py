@@ -347,6 +347,27 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("another user's run is acted on", "if os.geteuid() not in (0, owner):", "if False:"),
         ],
     },
+    "schedulers/pbs.py": {
+        "schedulers/test_pbs.py": [
+            ("a job that PBS begins again was cancelled", "in RERUN\n", "in ()\n"),
+            ("a job that PBS has deleted goes on", "if TERMINATED in comment else", "if False else"),
+            (
+                "a job that the server knows no more is in doubt",
+                "for each in (UNKNOWN, FINISHED)):\n",
+                "for each in ()):\n",
+            ),
+            (
+                "a job that qsub took in silence is lost",
+                "== argv[-1] and each != other",
+                "== argv[0] and each != other",
+            ),
+            (
+                "set-up runs on the first node alone",
+                "    lines.append(token('[ ${#trainkit_task",
+                "    ([]).append(token('[ ${#trainkit_task",
+            ),
+        ],
+    },
     "schedulers/slurm.py": {
         "schedulers/test_submissions_in_doubt.py": [
             (

@@ -309,9 +309,10 @@ def test_a_job_that_pbs_took_is_the_submission_whatever_qsub_says(
 
 @pytest.mark.cli
 def test_an_array_is_submitted_by_words_of_qsub(
-    stand_in: Callable[..., None], solve: Solve, here: Facts, tmp_path: Path
+    stand_in: Callable[..., None], solve: Solve, here: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(qsub='echo "$@" >"$STAND_IN/words"; echo "7[].s"')
+    monkeypatch.setenv("PBS_DPREFIX", "#OTHER")  # the lines that qsub would take for options
+    stand_in(qsub='echo "$@$PBS_DPREFIX" >"$STAND_IN/words"; echo "7[].s"')
     task = task_of(solve, here, tmp_path)
     made = submit_array([task, task, task], 2, lambda _: ("version: 1\n", "#!/bin/sh\n"), os.environ)
     assert [submission.job for _, submission in made] == ["7[0].s", "7[1].s", "7[2].s"]

@@ -29,6 +29,7 @@ from trainkit.schedulers.jobs.records import (
     write_submission,
 )
 from trainkit.schedulers.jobs.states import Jobs, RunState, by_scheduler, prunable, remove_run, state_of
+from trainkit.schedulers.registry import SCHEDULERS
 
 
 def ended(code: int | None = None, **known: str) -> JobState:
@@ -122,7 +123,7 @@ def test_a_run_that_is_held_before_its_first_node_begins_is_kept(run: RunLayout)
 @pytest.mark.parametrize("job", ["-1", "0x1", "--user=root", "-uroot", "77,78", "77_[1-9]", "", "\u0663", "7" * 11])
 def test_a_number_that_no_scheduler_gives_is_a_damaged_record(run: RunLayout, job: str) -> None:
     write(run, state="running")
-    for scheduler in ("slurm", "ssh", "kubernetes"):
+    for scheduler in SCHEDULERS:
         write_submission(run, Submission(scheduler, job))
         assert read_submission(run.root) is DAMAGED
         assert state_of(run).word == "unknown"

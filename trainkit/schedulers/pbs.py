@@ -365,7 +365,7 @@ def _given_in(argv: tuple[str, ...], environ: Mapping[str, str], other: str = ""
     until = time.monotonic() + patience
     while True:
         try:
-            return ask(Query(argv, submitted), environ, SUBMIT_SECONDS)
+            return ask(Query(argv, submitted, _without_prefix), environ, SUBMIT_SECONDS)
         except NoAnswerError as error:
             said = error
         late, failure = time.monotonic() + LATE_SECONDS, MachineError(f"{said}, and PBS has no such job")
@@ -378,6 +378,11 @@ def _given_in(argv: tuple[str, ...], environ: Mapping[str, str], other: str = ""
             failure = _SilentQueueError(f"{said}, and the queue does not answer ({silent})")
         if time.monotonic() > until:
             raise failure from said
+
+
+def _without_prefix(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Without the variable by which qsub would take other lines than `#PBS` for options."""
+    return {name: value for name, value in environ.items() if name != "PBS_DPREFIX"}
 
 
 def _section(recipe: Recipe) -> Section:
