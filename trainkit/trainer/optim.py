@@ -1,4 +1,4 @@
-"""What an update is made of: the libraries' optimizers, learning rates, clipping, and number formats."""
+"""The parts of an update: optimizers, learning rates, clipping, and number formats."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IMPLEMENTATIONS = {"fused", "foreach", "triton"}  # arguments of which one exclu
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
-    """Matrices decay; biases, norms and other one-dimensional parameters do not."""
-    # Gains of norms would decay towards 0, which changes their scale and regularises nothing.
+    """Weight decay applies to matrices; not to biases, norms and other one-dimensional parameters."""
+    # Weight decay would shrink the gains of norms, which does not regularise.
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     decayed = [parameter for parameter in trainable if parameter.dim() >= 2]
     others = [parameter for parameter in trainable if parameter.dim() < 2]
@@ -56,7 +56,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
 
 
 def optimizer_class(settings: Optimizer) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What makes the optimizer, and the arguments that the recipe's own settings are to it."""
+    """The optimizer's class, and the arguments that follow from the recipe's settings."""
     known = optimizer(settings.name)
     arguments: dict[str, Any] = {
         name: tuple(getattr(settings, each) for each in keys) if isinstance(keys, tuple) else getattr(settings, keys)
@@ -66,7 +66,7 @@ def optimizer_class(settings: Optimizer) -> tuple[Callable[..., Any], dict[str, 
 
 
 def forget_embeddings() -> None:
-    """Let go of the models whose embeddings are kept in 32-bit: bitsandbytes would hold them for good."""
+    """Release the models whose embeddings are kept in 32 bits: bitsandbytes would hold them for ever."""
     _bitsandbytes_manager().initialize()
 
 
@@ -91,7 +91,7 @@ def learning_rate(optimizer: Optimizer, schedule: Schedule, steps: int) -> Calla
 
     def rate(step: int) -> float:
         if step < warmup:
-            return peak * (step + 1) / (warmup + 1)  # never 0, so that no step is wasted
+            return peak * (step + 1) / (warmup + 1)  # never 0, which would waste a step
         return lowest + (peak - lowest) * shape(min(1.0, (step - warmup) / decay_steps))
 
     return rate
@@ -102,8 +102,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
 
     Returns the norm before (Pascanu et al. 2013, algorithm 1). Loss scaling must be undone before.
     """
-    # Also where nothing is to be clipped: the metrics line shows the norm, and a run whose gradients are not finite
-    # ends by it.
+    # Computed even without clipping: the metrics line shows the norm, and non-finite gradients
+    # end the run.
     if max_norm:
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     else:  # the gradients are read and not written
@@ -123,9 +123,9 @@ def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractCo
 
 @contextmanager
 def cached_casts() -> Iterator[None]:
-    """Inside, autocast keeps the 16-bit copies of the weights from one forward pass to the next.
+    """In this context autocast keeps the 16-bit copies of the weights from one forward pass to the next.
 
-    For passes between which the weights stay as they are: the micro steps of one step.
+    For passes between which the weights do not change: the micro steps of one step.
     """
     # torch forgets them when the outermost autocast ends, and this is around it. It is none itself, for backward, which
     # is inside, computes in the formats of forward by itself (torch.amp: no autocast around backward).
@@ -138,7 +138,7 @@ def cached_casts() -> Iterator[None]:
 
 
 class SkippedSteps:
-    """Watches how many updates fp16 loss scaling skips: some at the start are usual, one after another are the end."""
+    """Counts updates that fp16 loss scaling skips: a few at the start are normal, an unbroken series is fatal."""
 
     PATIENCE = 24  # the scale starts at 2**16 and each skip halves it: by then it is below what any sound loss needs
 
@@ -146,7 +146,7 @@ class SkippedSteps:
         self._step = self._total = self._in_a_row = 0
 
     def note(self, step: int, total: int) -> None:
-        """Take the skips up to a step. TrainingError when all of the latest steps were skipped."""
+        """Record the skips up to a step. TrainingError if all of the latest steps were skipped."""
         fresh, steps = total - self._total, step - self._step
         self._in_a_row = self._in_a_row + fresh if fresh == steps else 0
         self._step, self._total = step, total

@@ -1,4 +1,4 @@
-"""Seeds as pure functions of what they are for, and the generators' states for checkpoints."""
+"""Seeds as pure functions of their purpose, and the generators' states for checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank of the trainer is given: the planned settings file, and its place among the ranks."""
+"""The inputs of one rank of the trainer: the planned settings file, and its place among the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made of, built on each rank from its settings, and the same on all of them."""
+"""Build the parts of a run on each rank from its settings, and check that they agree on all ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from trainkit.trainer.settings import Settings, World
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All that the loop works with, and what the run reports of itself."""
+    """Everything that the loop works with, and facts about the run for reports."""
 
     settings: Settings
     world: World
@@ -70,7 +70,7 @@ class Parts:
 
 
 def assemble(settings: Settings, world: World, device: torch.device, heartbeat: Heartbeat | None = None) -> Parts:
-    """Build every part. TrainingError when the recipe asks for what cannot be, or the ranks do not agree on it."""
+    """Build every part. TrainingError if that is impossible, or if the ranks do not agree."""
     recipe, kind = settings.recipe, settings.recipe.strategy.kind
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
@@ -142,7 +142,7 @@ def require_agreement(settings: Settings, source: Source, steps: int, world: Wor
 
 
 def agreed_values(settings: Settings, source: Source, steps: int) -> Mapping[str, object]:
-    """All that decides what is trained, and when the ranks wait for each other: they would hang, or mix two runs up."""
+    """Everything that decides what is trained, and when ranks wait for each other: they must agree on it."""
     recipe, batch = settings.recipe, settings.batch
 
     def line(section: Any, *names: str) -> str:
@@ -169,7 +169,7 @@ def agreed_values(settings: Settings, source: Source, steps: int) -> Mapping[str
 
 
 def checkpoint_folder(settings: Settings, world: World) -> Path | None:
-    """Where every rank of the run saves: the run directory of rank 0. None where not every rank can see that."""
+    """Where every rank saves: the run directory of rank 0. None if not every rank can see it."""
     folder: Path = gather_from_ranks(settings.run_dir, world)[0]
     seen = gather_from_ranks(folder.is_dir(), world)
     if all(seen):

@@ -1,4 +1,4 @@
-"""What a recipe names by import path, ``pkg.mod:Class``: imported, and blamed for what it raises."""
+"""User code that a recipe names by import path, ``pkg.mod:Class``: import it, and name it in errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST_TEXT = 1 << 28  # bytes; the largest tokenizers take a tenth
 
 
 def refuse_special(folder: str, key: str) -> None:
-    """TrainingError for a folder that libraries would never come back from: with a FIFO, a device, endless settings."""
+    """TrainingError for a folder on which libraries would hang: with a FIFO, a device, or endless settings."""
     for path in sorted(Path(folder).glob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise TrainingError(
@@ -57,7 +57,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def blaming(key: str, target: str) -> Iterator[None]:
-    """What the user's code raises becomes one line that names the target, the error and its place in the code."""
+    """Turn an exception of user code into one line with the target, the error and its location in the code."""
     try:
         yield
     except TrainingError:

@@ -1,4 +1,4 @@
-"""Models that the trainer can build, by their kind."""
+"""The models that the trainer can build, by kind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trainkit.lazy import Registry
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.models.base import Model
 
-# `model.kind` -> what builds it on the CPU, with weights drawn from torch's default generator or read from files. What
-# can quantise takes the device to do it on, besides.
+# `model.kind` -> the function that builds it on the CPU, with weights drawn from torch's default generator or read from
+# files. If it can quantise, it also takes the device for that.
 MODELS: Registry[Callable[..., Model]] = Registry(
     {
         "gpt": "trainkit.trainer.models.gpt:build_gpt",
@@ -23,7 +23,7 @@ MODELS: Registry[Callable[..., Model]] = Registry(
 
 def skeleton(recipe: Recipe) -> Model:
     """A `gpt` or `hf` model of a recipe without weights: on the meta device, and nothing but a config.json is read."""
-    if recipe.model.kind == "hf":  # whose library reads weights to the device itself
+    if recipe.model.kind == "hf":  # its library loads weights directly to the device
         return MODELS["hf"](recipe, device="meta")
     with torch.device("meta"):
         return MODELS[recipe.model.kind](recipe)

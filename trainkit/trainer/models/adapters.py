@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) in a model, through peft: the model stays as it is, and they train, with a head if any."""
+"""Low-rank adapters (LoRA) in a model, through peft: only the adapters, and a classifier's head, are trained."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from trainkit.trainer.user_code import refuse_special
 
 
 def add_adapters(model: Model, settings: Peft) -> None:
-    """Put adapters beside the target modules, in place, and freeze the rest but for a classifier's head."""
-    # peft imports it, and it warns of kernels that no adapter uses
+    """Add adapters to the target modules, in place, and freeze everything else except a classifier's head."""
+    # imported by peft; it warns of kernels that no adapter uses
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = settings.target_modules or default_targets(model)
     names = [f".{name}" for name, _ in model.named_modules()]
     absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
-    # peft would leave a target that is no module out in silence.
+    # peft would silently ignore a target that is not a module.
     lacking = "peft.target_modules: the model has no {} that peft can adapt"
     hint = f"it has {', '.join(linear_layers(model))}"
     if absent:
@@ -45,12 +45,13 @@ def add_adapters(model: Model, settings: Peft) -> None:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=targets,
-        exclude_modules=whole or None,  # whose weights train themselves
+        exclude_modules=whole or None,  # its weights are trained themselves
         use_rslora=settings.rslora,
         use_dora=settings.dora,
     )
     try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that GPT-2's layers are transposed
+        # peft warns that GPT-2's layers are transposed
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             inject_adapter_in_model(config, model)
     except ValueError as error:
         raise TrainingError(lacking.format(", ".join(targets)), hint=hint) from error
@@ -60,7 +61,7 @@ def add_adapters(model: Model, settings: Peft) -> None:
 
 
 def default_targets(model: Model) -> list[str]:
-    """The linear layers of the blocks: by the last parts of their names, or whole names where others end so too."""
+    """The linear layers of the blocks: by the last part of their names, or by full name if that is ambiguous."""
     short, named = linear_layers(model), list(model.named_modules())
     if all(is_linear(each) for name, each in named if name.rpartition(".")[2] in short):
         return short
@@ -75,7 +76,7 @@ def linear_layers(model: Model) -> list[str]:
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights that they belong to, and take them out."""
+    """Merge the adapters into their weights, and remove them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted: Any = [each for each in model.named_modules() if isinstance(each[1], BaseTunerLayer)]
@@ -84,11 +85,11 @@ def merge_adapters(model: nn.Module) -> None:
         model.set_submodule(name, module.get_base_layer())
 
 
-_PREFIX, _OWN = "base_model.model.", "inner."  # peft's name for the model, and ours for one that we wrap
+_PREFIX, _OWN = "base_model.model.", "inner."  # peft's prefix for the model, and ours for a wrapped one
 # peft has no class for masked models
 _TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM", "sequence_classification": "SEQ_CLS"}
 
-# What else a folder may set: it is checked against the tensors, or does nothing to a model whose weights are given.
+# Other settings of a folder: checked against the tensors, or without effect on a model with given weights.
 _ALLOWED = frozenset(
     (
         *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
@@ -96,12 +97,12 @@ _ALLOWED = frozenset(
         *("eva_config", "runtime_config"),
     )
 )
-# The other ways of peft's change the weights that the adapters belong to.
+# peft's other initialisations change the base weights.
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> None:
-    """Write the adapters, and the head that trains beside them, so that `PeftModel.from_pretrained` reads them."""
+    """Write the adapters, and a trained head, in the format of `PeftModel.from_pretrained`."""
     from safetensors.torch import save_file
 
     tensors = {_PREFIX + name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
@@ -111,7 +112,7 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
     asked = recipe.model
     if isinstance(asked, HfModel):
         base = str(Path(asked.path).absolute()) if asked.path else None
-        # By the name on the Hub, which others know it by, too.
+        # By its public name on the Hub.
         config.base_model_name_or_path, config.revision = name_of(base or "") or (base, None)
         config.task_type = _TASKS.get(asked.task)
     config.target_modules = sorted(name.removeprefix(_OWN) for name in config.target_modules)
@@ -122,9 +123,12 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> Non
 
 
 def load_adapters(model: Model, folder: Path) -> None:
-    """Fill a model's fresh adapters, and its head, from a folder. TrainingError if that is broken or does not fit."""
-    # peft's own reader takes a pickle where there are no safetensors, asks the Hub where there is no folder, and
-    # leaves out in silence what does not fit.
+    """Load a model's adapters, and its head, from a folder.
+
+    TrainingError if the folder is damaged or does not match.
+    """
+    # peft's own reader falls back to pickles without safetensors, to the Hub without a folder, and
+    # silently ignores tensors that do not match.
     config, saved = _read(folder)
     _check_config(config, cast("Any", model).peft_config["default"].to_dict(), folder)
     own = adapter_tensors(model)
@@ -142,7 +146,7 @@ def load_adapters(model: Model, folder: Path) -> None:
 
 
 def fingerprint(settings: Peft) -> str:
-    """SHA-256 of the weights that a run starts from, or why they cannot be read; empty for a run that names none."""
+    """SHA-256 of the adapters that a run starts from, or why they cannot be read; empty without any."""
     if settings.path is None:
         return ""
     try:
@@ -151,11 +155,11 @@ def fingerprint(settings: Peft) -> str:
         return f"not to be read ({error.strerror})"
 
 
-SAMPLED = 64  # values of each tensor of a base model that its fingerprint is taken from
+SAMPLED = 64  # number of values per tensor in a base model's fingerprint
 
 
 def base_fingerprint(model: Model) -> str:
-    """SHA-256 of a model that adapters are to be put beside: names, sizes and some values of its weights.
+    """SHA-256 of a base model for adapters: names, sizes and some values of its weights.
 
     Not of a classifier's head, which trains. Other values are another model of the same sizes; quantised weights are
     known by name and size alone, for a GPU rounds a few of them otherwise than a CPU.
@@ -167,13 +171,13 @@ def base_fingerprint(model: Model) -> str:
         found.update(f"{name} {tuple(each.shape)}\n".encode())
         if each.is_floating_point():
             values = each.detach().flatten()[:: max(1, each.numel() // SAMPLED)][:SAMPLED]
-            # in 16 bits, which both formats that weights are kept in (precision.weights) round to alike
+            # in 16 bits, to which both formats of precision.weights round alike
             found.update(values.to(torch.bfloat16).float().cpu().numpy().tobytes())
     return found.hexdigest()
 
 
 def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint of adapters holds of a model: what trains, and the buffers that are saved. No copies."""
+    """A model's tensors for a checkpoint of adapters: trained parameters and saved buffers. No copies."""
     unsaved = {
         f"{place}.{name}" if place else name
         for place, module in model.named_modules()
@@ -186,7 +190,7 @@ def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_tensors(model: Model) -> dict[str, Tensor]:
-    """The tensors of the adapters and of the head, by peft's names for them. They are the model's own, not copies."""
+    """The tensors of the adapters and of the head, by peft's names. No copies."""
     from peft import get_peft_model_state_dict
 
     # The default, "auto", asks the Hub whether the vocabulary has grown (peft, utils/save_and_load.py).
@@ -225,7 +229,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
-    """TrainingError if the folder's adapters are others than the recipe's, or of a kind that no recipe can express."""
+    """TrainingError if the folder's adapters differ from the recipe's, or cannot be expressed in a recipe."""
     lacking = [name for name in ("r", "lora_alpha") if name not in numbers(saved)]
     if lacking:
         raise TrainingError(f"peft.path: {folder / CONFIG} does not say {' and '.join(lacking)}")
@@ -245,7 +249,7 @@ def _check_config(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path
 
 
 def _check_names(saved: Set[str], own: Set[str], folder: Path) -> None:
-    """TrainingError that names the layers which only one of both adapts, or what else only one of both trains."""
+    """TrainingError that names layers, or other trained tensors, that only the recipe or only the folder has."""
     there, here = ({name.partition(".lora_")[0] for name in names if ".lora_" in name} for names in (saved, own))
     if there != here:
         kinds = ({name.rpartition(".")[2] for name in there}, {name.rpartition(".")[2] for name in here})

@@ -129,7 +129,7 @@ class Gpt(Model):
             loss = linear_cross_entropy((x, head, None), targets, self.targets_at_most)
         else:
             loss = self.loss_function(functional.linear(x, head), {"tokens": tokens, "targets": targets})
-        if not routings or not self.training:  # evaluation is of the predictions alone
+        if not routings or not self.training:  # evaluation counts predictions only
             return loss
         self.load_of_pass = torch.stack([load for _, _, load in routings])
         return loss + auxiliary_loss(routings, targets, self.moe)

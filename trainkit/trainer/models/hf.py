@@ -37,7 +37,7 @@ PLAIN = frozenset(
 
 
 class OutputLayer:
-    """The output layer of a language model, which can give the loss by itself: whole logits are never there.
+    """The output layer of a language model, which can compute the loss itself, without ever holding all logits.
 
     A model's own code calls it last. Told the targets before, it gives the summed loss instead of logits, and the model
     hands that on where it would hand on logits.
@@ -64,11 +64,11 @@ class OutputLayer:
         return linear_cross_entropy((hidden, weight, bias), *self._asked)
 
 
-_CHANCES = ("drop", "jitter", "noise")  # parts of settings' names, by which training draws random numbers
+_CHANCES = ("drop", "jitter", "noise")  # parts of names of settings that make training draw random numbers
 
 
 class Transformer(Wrapped):
-    """A model of transformers, which gives the loss summed over targets from its logits."""
+    """A model of transformers; its loss is computed from its logits, summed over targets."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -82,12 +82,12 @@ class Transformer(Wrapped):
         self.attention_width = attention_width(inner.config)
         self.routers = routers_of(inner.config)
         self.routing = (self.routers.experts, self.routers.top_k) if self.routers else (0, 0)
-        # Past keys and values are of use in generation only, and cost memory in training.
+        # Cached keys and values are only useful for generation, and cost memory in training.
         self._options = {"use_cache": False} if "use_cache" in self._takes else {}
         self._output: OutputLayer | None = None
 
     def join_loss(self) -> None:
-        # Adapters around the output layer are part of what it gives: it is no plain layer any more.
+        # With adapters around it, the output layer is no longer a plain layer.
         if self.loss_function is None and self.inner.config.model_type in PLAIN:
             layer = self.inner.get_output_embeddings()
             self._output = OutputLayer(layer) if type(layer) is nn.Linear else None
@@ -115,7 +115,7 @@ class Transformer(Wrapped):
             else:
                 logits = outputs.logits.flatten(0, -2).float()
                 loss = functional.cross_entropy(logits, truth.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-        if self.routers is None or not self.training:  # evaluation is of the predictions alone
+        if self.routers is None or not self.training:  # evaluation counts predictions only
             return cast("Tensor", loss)
         aside, self.load_of_pass = routers_loss(self.routers, outputs, truth)
         return cast("Tensor", loss + aside)
@@ -171,7 +171,7 @@ class Classifier(Labelled):
                 hint="name the model's own tokenizer in data.tokenizer, which ends texts with it",
             ) from error
 
-    def join_loss(self) -> None:  # the few logits of a classifier are no burden
+    def join_loss(self) -> None:  # a classifier has few logits
         pass
 
     def head(self) -> Sequence[nn.Parameter]:

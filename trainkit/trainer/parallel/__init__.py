@@ -1,4 +1,4 @@
-"""Strategies: how one model is spread over ranks. One class each behind one Protocol, all in one table."""
+"""Strategies: how a model is spread over ranks. One class each, with one Protocol, in one table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trainkit.trainer.settings import Settings, World
 class Strategy(Protocol):
     """What the loop needs of a strategy. Reducing the ranks' gradients gives their mean, not their sum."""
 
-    model: nn.Module  # what the loop calls with the inputs of a batch by name
+    model: nn.Module  # the module to call with the inputs of a batch by name
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[object]:
-        """Context of one forward and backward. Gradients travel in the last one only, where the engine allows."""
+        """Context of one forward and backward. Gradients are exchanged only in the last one, if the engine allows."""
         return nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -32,16 +32,16 @@ class Strategy(Protocol):
         """Clip, step and clear; returns the norm of the gradients of all ranks before clipping."""
 
     def abandon_step(self) -> None:
-        """Forget a step that has failed midway, with all optimizer state; the weights stay as the failure left them.
+        """Discard a step that failed midway, with all optimizer state; the weights stay as the failure left them.
 
-        Only of strategies of plain PyTorch, and to try what fits.
+        Only for strategies of plain PyTorch, in trials of what fits.
         """
 
     def skipped_steps(self) -> int:
         """Updates that fp16 loss scaling has skipped so far."""
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
-        """This rank's `parameters`, `gradients` and `optimizer_state`; what an engine hides in buffers is left out."""
+        """This rank's `parameters`, `gradients` and `optimizer_state`, without those in an engine's own buffers."""
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state and loss scale. Called on every rank, with the same folder."""
@@ -49,7 +49,7 @@ class Strategy(Protocol):
     def save_later(self) -> Callable[..., None]:
         """Copy the state to host memory; what is returned writes the copy to `folder`, with the collectives of `group`.
 
-        TrainingError where the engine can only save while training waits.
+        TrainingError if the engine can only save while training waits.
         """
 
     def load(self, folder: Path) -> None:
@@ -58,10 +58,10 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StrategyKind:
-    """A strategy before its class is imported: DeepSpeed's import alone takes seconds."""
+    """A strategy whose class is not imported yet: importing DeepSpeed takes seconds."""
 
     place: str  # of the class
-    needs_group: bool = True  # whether one rank, too, needs a process group
+    needs_group: bool = True  # whether even one rank needs a process group
     casts: bool = False  # the weights itself, for training and evaluation alike, so that there is no autocast
     hooks: bool = False  # modules from outside, so that torch.compile takes blocks one by one inside the hooks
 

@@ -33,9 +33,9 @@ class Fsdp(Engine):
             sum_in = torch.float32 if asked.reduce_dtype == "fp32" else None
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=cast_to, reduce_dtype=sum_in)
         if asked.offload:
-            # Page-locked memory is of use, and to be had, only with CUDA.
+            # Page-locked memory is only available, and useful, with CUDA.
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-        # The whole weights exist on the CPU, equal on every rank, and only the shards move to the device.
+        # The full weights are on the CPU, equal on every rank; only the shards move to the device.
         # Full sharding gathers again for the backward pass; `shard_grad_op` keeps what it has gathered.
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
@@ -83,7 +83,7 @@ def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:
 
 
 def splits_tied(model: Model, module: nn.Module) -> bool:
-    """Whether a module holds some of the modules that share weights and not all: one unit must hold shared weights."""
+    """Whether a module contains only some of the modules that share weights: one unit must contain all of them."""
     inside = set(module.modules())
     held = [each for each in model.tied if each in inside]
     return 0 < len(held) < len(model.tied)

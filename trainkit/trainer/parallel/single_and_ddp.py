@@ -47,7 +47,7 @@ class Engine(Strategy):
         # The model by its own names.
         self._plain: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.optimizer = build_optimizer(model, settings.recipe.optimizer)
-        # Only fp16 needs loss scaling, for its gradients would underflow; not enabled, it does nothing but step.
+        # Only fp16 needs loss scaling, because its gradients underflow; a disabled scaler only steps.
         self._new_scaler = partial(torch.amp.GradScaler, device.type, enabled=settings.dtype == "fp16")
         self.scaler = self._new_scaler()
         # Frozen parameters (LoRA) have no gradients to clip.
@@ -69,7 +69,7 @@ class Engine(Strategy):
         before = self.scaler.scale(self._one) if self.scaler.is_enabled() else None
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if before is not None:  # counted on the device: to read it would wait for the step
+        if before is not None:  # counted on the device: reading it would wait for the step
             self._skipped = self._skipped + (self.scaler.scale(self._one) < before)  # it backs off after a skipped one
         self.optimizer.zero_grad(set_to_none=True)  # so that gradients take no memory in the next forward pass
         return norm
@@ -114,7 +114,7 @@ class Engine(Strategy):
         self._skipped = state["skipped"]
 
     def _state(self, *, whole: bool) -> dict[str, Any]:
-        """All that a checkpoint holds. whole: with the weights that do not train."""
+        """The content of a checkpoint. whole: including frozen weights."""
         model: dict[str, Any]
         if whole:
             model, optimizer = get_state_dict(self.model, self.optimizer)
@@ -171,14 +171,14 @@ def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
 
 
 class _Writer(FileSystemWriter):
-    """torch's, which would name the folder of this machine in what it writes: a checkpoint may go to the Hub."""
+    """torch's writer, without the local folder's path in its metadata: a checkpoint may be uploaded to the Hub."""
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(save_id=self.save_id)
 
 
 class _Folder(FileSystem):
-    """torch's, which would make all folders above its own anew, also where a link has taken the place of one."""
+    """torch's file system, which must not create parent folders again: a link may have replaced one."""
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         Path(path).mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ _QUIET = "6"  # Kineto announces its beginning and end on standard error up to l
 
 
 class Profiler:
-    """Watches the steps that the recipe names, on the rank that reports. It computes nothing, so losses stay equal."""
+    """Profiles the steps that the recipe names, on the reporting rank. It does not affect losses."""
 
     def __init__(self, settings: ProfileSettings, folder: Path, device: torch.device, *, main: bool) -> None:
         self._settings, self._device = settings, device
