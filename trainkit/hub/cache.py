@@ -1,4 +1,4 @@
-"""Which files of a repository of the Hub a run needs, and which of them the Hub's cache has: decided from texts alone.
+"""Which files of a Hub repository a run needs, and which are cached: decided from file lists and small files only.
 
 The cache's layout (huggingface_hub docs, "Understand caching"): <owner>--<name>/refs/<branch> holds a commit,
 snapshots/<commit>/ its files, .no_exist/<commit>/ names that it does not have, trees/<commit>.json the list of its
@@ -38,7 +38,7 @@ _SAVED, _SAVED_AT_THE_TOP = (
     ("dataset_info.json", "dataset_dict.json", "state.json", "*.arrow"),
     {"dataset_dict.json", "state.json"},
 )
-# Setting -> the file that says what a repository is, which is read while planning.
+# Setting -> the file that describes a repository, which is read while planning.
 DESCRIPTION: Mapping[str, str] = {
     "model.path": CONFIG,
     "peft.path": lora.CONFIG,
@@ -51,7 +51,7 @@ _NOTHING = "has nothing that the trainer reads there"
 
 
 def index_file(ref: RepoRef, names: Collection[str]) -> str:
-    """The file that says which of the others a run needs: the index of a model's shards, a data set's README.md.
+    """The file that lists which others a run needs: the index of a model's shards, or a data set's README.md.
 
     Empty where there is none.
     """
@@ -77,7 +77,7 @@ def _shards(index: str) -> list[str]:
     """The files that an index names, in order."""
     try:
         return sorted({str(name) for name in json.loads(index)["weight_map"].values()})
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # it is no index
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # not an index
         return []
 
 
@@ -103,7 +103,7 @@ def _matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def missing_files(ref: RepoRef, names: Iterable[str], index: str = "") -> str:
-    """What a repository lacks of what the setting needs, as the end of a sentence; empty where it has it all.
+    """What a repository lacks for the setting, as the end of a sentence; empty if nothing.
 
     Raises NoSuchPartError.
     """
@@ -126,7 +126,7 @@ def missing_files(ref: RepoRef, names: Iterable[str], index: str = "") -> str:
 
 
 class CacheFiles(Protocol):
-    """What is read of a disk."""
+    """Read access to the cache's disk."""
 
     def read(self, path: str) -> bytes:
         """The file's bytes. Raises OSError."""
@@ -137,10 +137,11 @@ class CacheFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CachedRepo:
-    """What of a repository is on this disk. sizes: of all files that the run needs, in bytes; missing: those to fetch.
+    """The cached part of a repository. sizes: of all files that the run needs, in bytes; missing: those to download.
 
-    closed: whether the Hub, where it was asked, gives it only to a token.
-    Without sizes it is unknown what the repository holds, and so what is missing: obstacle says why, remedy what to do.
+    closed: whether the Hub, if asked, requires a token.
+    Without sizes the content of the repository, and so what is missing, is unknown: obstacle says why, remedy what to
+    do.
     """
 
     ref: RepoRef
@@ -158,7 +159,7 @@ class CachedRepo:
 
     @property
     def missing_bytes(self) -> int:
-        """How much is to be fetched."""
+        """Bytes to download."""
         return sum((self.sizes or {})[name] for name in self.missing)
 
 
@@ -193,7 +194,7 @@ def public_name(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as people know it: a folder of the cache by its name on the Hub."""
+    """A path for messages: a cache folder by its name on the Hub."""
     found = name_of(path)
     return f"{found[0]} on the Hub" if found else path
 
@@ -210,7 +211,7 @@ def located(recipe: Recipe, repositories: Iterable[tuple[str, str, str, str]], r
 def cached_repo(
     ref: RepoRef, root: str, files: CacheFiles, sizes: Mapping[str, int] | None = None
 ) -> CachedRepo | None:
-    """What is on this disk of a repository; None where it was never fetched. sizes: of its files, where known.
+    """The cached part of a repository; None if nothing is cached. sizes: of its files, if known.
 
     Raises NoSuchPartError for a subset or a split that a data set does not have.
     """

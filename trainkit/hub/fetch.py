@@ -1,6 +1,6 @@
-"""Fetch what a run needs of a repository of the Hub: ``python -m trainkit.hub.fetch KEY KIND NAME COMMIT``.
+"""Download what a run needs from a Hub repository: ``python -m trainkit.hub.fetch KEY KIND NAME COMMIT``.
 
-huggingface_hub does it, but would begin a file anew after a kill. So large files come into parts of their own first
+huggingface_hub does it, but would start a file again after a kill. So large files are first downloaded as parts
 (trainkit/<checksum> beside the blobs), which the next fetch goes on with. Files of the Hub's Xet storage are left to
 huggingface_hub, which fetches many pieces of them at once, in any order.
 """
@@ -31,13 +31,13 @@ from trainkit.hub.names import RepoRef
 from trainkit.hub.splits import RowSelection
 from trainkit.text import format_duration, format_size
 
-PARTS = "trainkit"  # folder of a repository's folder in the cache, of files that have come in part
-LARGE = 10_000_000  # bytes, from which a file is worth going on with
+PARTS = "trainkit"  # subfolder of a repository's cache folder for partly downloaded files
+LARGE = 10_000_000  # bytes from which resuming a file is worthwhile
 EVERY = 1.0  # seconds from one line on the progress to the next, at first
 LATER = 30.0  # seconds, after which they are ten times as far apart
-SILENCE = 30.0  # seconds without a byte from the Hub, after which it is asked anew, a few times
-QUIET = 5.0  # seconds without a byte, after which a line says so
-_DAY = 24 * 3600.0  # seconds, after which nobody goes on with a part of another commit
+SILENCE = 30.0  # seconds without a byte from the Hub until the request is repeated, a few times
+QUIET = 5.0  # seconds without a byte until a line reports it
+_DAY = 24 * 3600.0  # seconds after which a part of another commit is not resumed
 _WORKERS = 8  # files at once, as of huggingface_hub
 _READERS = 4  # threads that compute checksums
 _RETRIES = 5
@@ -47,7 +47,7 @@ _HEX = re.compile("[0-9a-f]+")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch what is missing. Exit code 4 where the Hub or this machine does not let it, 2 for what does not exist."""
+    """Download what is missing. Exit code 4 if the Hub or this machine prevents it, 2 if something does not exist."""
     parser = argparse.ArgumentParser(prog="python -m trainkit.hub.fetch", description=__doc__)
     parser.add_argument("key", help="the setting that names it")
     parser.add_argument("kind", choices=("model", "dataset"))
@@ -70,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(blobs: Path, number: int, _frame: object) -> NoReturn:
-    """End at once: the threads of huggingface_hub would first fetch their files to the end.
+    """End immediately: the threads of huggingface_hub would first finish their files.
 
-    Its own parts of these are removed, since nothing goes on with them.
+    Their partial files are removed, because nothing resumes them.
     """
     for link in Path("/proc/self/fd").glob("*"):  # empty where the system has none
         with suppress(OSError):
@@ -83,7 +83,7 @@ def _end(blobs: Path, number: int, _frame: object) -> NoReturn:
 
 
 def fetch(ref: RepoRef, client: HubClient) -> None:
-    """Bring what the run needs of a repository into the cache. MachineError where that does not work."""
+    """Download what the run needs from a repository into the cache. MachineError if that fails."""
     repo = look_up(ref, client)
     if repo.whole:
         return
@@ -106,7 +106,7 @@ def fetch(ref: RepoRef, client: HubClient) -> None:
 
 
 def _refuse_too_large(repo: CachedRepo, root: str) -> None:
-    """MachineError where the disk has no room for what is missing."""
+    """MachineError if the disk has no space for the missing files."""
     folder = Path(root)
     while not folder.exists():
         folder = folder.parent
@@ -118,13 +118,16 @@ def _refuse_too_large(repo: CachedRepo, root: str) -> None:
 
 
 def _download(repo: CachedRepo, client: HubClient) -> set[str]:
-    """Fetch all that the run needs; the names of the files whose checksums are right. MachineError with the reason."""
+    """Download everything that the run needs; the names of files with verified checksums.
+
+    MachineError with the reason.
+    """
     name, parts = repo.ref.name, Path(client.root, repo.ref.folder, PARTS)
     set_http_timeout(SILENCE)
     try:
         sound = resume_partial_downloads(repo, client)
         client.download(repo.ref, repo.sizes or ())
-    except Exception as error:  # the library, its HTTP library and the Rust of its transfers raise anything
+    except Exception as error:  # the library, its HTTP library and its Rust code may raise anything
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             shutil.rmtree(parts, ignore_errors=True)
             what = f"{name}: the disk of the Hub's cache {client.root} is full"
@@ -138,7 +141,7 @@ def _download(repo: CachedRepo, client: HubClient) -> set[str]:
 
 
 def resume_partial_downloads(repo: CachedRepo, client: HubClient) -> set[str]:
-    """Fetch the large files, each from where an earlier fetch has left it; the names of those that came soundly.
+    """Download the large files, each resuming an earlier download; the names of the verified ones.
 
     Raises what huggingface_hub raises; the parts stay then.
     """
@@ -186,7 +189,7 @@ def _fetch_large(parts: Path, ref: RepoRef, client: HubClient, file: Any) -> str
 
 
 def _append_rest(target: BinaryIO, url: str, size: int) -> None:
-    """Write what a file lacks. A connection that breaks is taken up again, while bytes come."""
+    """Write the rest of a file. A broken connection is resumed as long as bytes arrive."""
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
     headers = build_hf_headers(library_name="trainkit") | {"Accept-Encoding": "identity"}
@@ -194,10 +197,10 @@ def _append_rest(target: BinaryIO, url: str, size: int) -> None:
     while (begin := target.tell()) < size:
         ranged = {**headers, "Range": f"bytes={begin}-"}
         try:
-            # What breaks in the middle is no matter of its own retries.
+            # Its own retries do not cover a break in the middle.
             with http_stream_backoff("GET", url, headers=ranged, timeout=SILENCE, retry_on_exceptions=()) as answer:
                 hf_raise_for_status(answer)
-                if answer.status_code != 206:  # a proxy that sends the whole
+                if answer.status_code != 206:  # a proxy that sends the whole file
                     target.truncate(0)
                 for piece in answer.iter_bytes(_PIECE):
                     target.write(piece)
@@ -209,7 +212,7 @@ def _append_rest(target: BinaryIO, url: str, size: int) -> None:
 
 
 def _refuse_damaged(repo: CachedRepo, sound: set[str]) -> None:
-    """Remove what came with other bytes than the Hub has, and raise MachineError. sound: what need not be read."""
+    """Remove files with wrong checksums, and raise MachineError. sound: files that are already verified."""
     came = [path for name in repo.missing if name not in sound and (path := Path(repo.folder, name)).exists()]
     with ThreadPoolExecutor(_READERS) as readers:
         # The link of a snapshot alone: its blob, which is named by the checksum, may be a link into a shared store.
@@ -228,7 +231,7 @@ def _refuse_damaged(repo: CachedRepo, sound: set[str]) -> None:
 def _has(path: Path, checksum: str) -> bool:
     """Whether a file has a checksum: SHA-256, or of small files that of git (SHA-1)."""
     if len(checksum) not in _ALGORITHMS or not _HEX.fullmatch(checksum):
-        return True  # a cache without links, where nothing tells
+        return True  # a cache without links does not record it
     made = hashlib.new(_ALGORITHMS[len(checksum)], usedforsecurity=False)
     if made.name == "sha1":
         made.update(b"blob %d\0" % path.stat().st_size)
@@ -239,7 +242,7 @@ def _has(path: Path, checksum: str) -> bool:
 
 
 def _report_progress(repo: CachedRepo, client: HubClient, done: threading.Event) -> None:
-    """Write how far it is, in a line now and then."""
+    """Report the progress in a line now and then."""
     storage, total = Path(client.root, repo.ref.folder), repo.missing_bytes
     began, first = time.monotonic(), _bytes_in(storage)
     before, moved, had = first, began, _bytes_in(storage / PARTS)

@@ -1,4 +1,4 @@
-"""What of a repository is in the Hub's cache, and what the Hub says of the rest, while a run is planned."""
+"""Look up repositories while planning: what the Hub's cache has, and what the Hub reports about the rest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CacheDisk:
 
 @dataclass(frozen=True, slots=True)
 class HubClient:
-    """Where the cache is, and where the Hub; endpoint: None is the library's own, by its environment.
+    """The locations of the cache and of the Hub; endpoint: None is the library's default, by its environment.
 
     environ: the variables of the processes that fetch, by which the library finds the token, too.
     """
@@ -52,12 +52,12 @@ class HubClient:
         return cls(cache_root(environ, str(Path.home())), environ.get("HF_ENDPOINT") or None, dict(environ))
 
     def forbidden_by(self, kind: str) -> str:
-        """The variable that keeps from asking the Hub for a repository; empty where none does."""
+        """The variable that forbids requests to the Hub for a repository; empty if none does."""
         names = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *(["HF_DATASETS_OFFLINE"] if kind == "dataset" else [])]
         return next((name for name in names if is_on(self.environ.get(name, ""))), "")
 
     def download(self, ref: RepoRef, names: Iterable[str]) -> Path:
-        """Have files of a repository in the cache, with its revision and the list of all its files; their folder."""
+        """Download files of a repository into the cache, with its revision and file list; returns their folder."""
         from glob import escape
 
         from huggingface_hub import snapshot_download
@@ -72,7 +72,7 @@ class HubClient:
 
 
 def set_http_timeout(seconds: float) -> None:
-    """Have huggingface_hub give up on a Hub that takes a request and sends nothing: by itself it waits for ever."""
+    """Set a timeout in huggingface_hub for a Hub that sends nothing: by default it waits for ever."""
     import huggingface_hub
 
     session: Any = huggingface_hub.get_session()
@@ -91,7 +91,7 @@ def set_http_timeout(seconds: float) -> None:
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """What huggingface_hub, and the HTTP library below it, raise where the Hub or the disk refuses something."""
+    """The exceptions of huggingface_hub, and of its HTTP library, if the Hub or the disk refuses something."""
     try:
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
     except ImportError:
@@ -101,10 +101,10 @@ def hub_errors() -> tuple[type[Exception], ...]:
 
 
 def look_up(ref: RepoRef, client: HubClient) -> CachedRepo:
-    """What of a repository is in the cache, and what there is to fetch.
+    """What the cache has of a repository, and what is to be downloaded.
 
-    Asks the Hub only where the cache does not know all of it, and then fetches the small files that describe it.
-    Raises UsageError for a name or a revision that the Hub does not have, and for one without what is looked for.
+    Asks the Hub only if the cache is incomplete, and then downloads the small files that describe the repository.
+    Raises UsageError if the Hub does not have the name or revision, or if that lacks what is needed.
     """
     try:
         known = cached_repo(ref, client.root, CacheDisk())
@@ -177,9 +177,9 @@ def _refuse_without_content(ref: RepoRef, sizes: Mapping[str, int], index: str =
 
 
 def explain(ref: RepoRef, error: Exception, root: str) -> tuple[str, str]:
-    """What is in the way, and the remedy. root: the folder of the cache.
+    """What prevents the download, and the remedy. root: the folder of the cache.
 
-    Raises UsageError for a repository or a revision that does not exist: no waiting helps.
+    Raises UsageError if a repository or a revision does not exist: retrying does not help.
     """
     if isinstance(error, ImportError):
         return f"huggingface_hub is not installed, which fetches {ref.name}", "pip install 'trainkit[hf]'"

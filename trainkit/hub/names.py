@@ -24,7 +24,7 @@ REVISIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RepoRef:
-    """A repository that a setting names. revision: a branch, a tag or a commit, as the recipe has it.
+    """A repository that a setting names. revision: a branch, a tag or a commit, as given in the recipe.
 
     commit: what that is, once it is known. rows: subset and splits of a data set.
     """
@@ -58,7 +58,7 @@ class RepoRef:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What a run needs of a repository of the Hub. key: the setting that names it.
+    """A run's download from a Hub repository. key: the setting that names it.
 
     bytes: of all its files that are read; missing: of those that the cache lacks, None where ranks have another cache.
     """
@@ -70,7 +70,7 @@ class Download:
 
 
 def repo_refs(recipe: Recipe, absent: Mapping[str, Sequence[str]]) -> tuple[RepoRef, ...]:
-    """What the built-in trainer will read from the Hub: names where nothing of that name is on this disk.
+    """The repositories that the built-in trainer reads from the Hub: names without a local folder.
 
     absent: the paths without a file, by setting.
     """

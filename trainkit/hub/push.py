@@ -39,7 +39,7 @@ LONGEST = 400  # characters of the library's reason
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the repository ready, upload a folder, say the commit's address. Exit code 4 where that does not work."""
+    """Prepare the repository, upload a folder, print the commit's address. Exit code 4 if that fails."""
     parser = argparse.ArgumentParser(prog="python -m trainkit.hub.push", description=__doc__)
     parser.add_argument("repo", help="owner/name")
     parser.add_argument("--node", type=int, default=0, help="this node's number: the first one alone uploads")
@@ -74,7 +74,7 @@ def end_with_input() -> None:
 
 
 def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
-    """The library's HfApi, once the token may write to the repository.
+    """The library's HfApi, after checking that the token may write to the repository.
 
     private: whether a new one is, and an existing one must be; None takes what exists. holds: of HOLDS, what is to be
     read there. MachineError where the token may not write, no answer comes, or readers would take something else.
@@ -144,13 +144,13 @@ def has_card_of_others(api: Any, repo: str) -> bool:
 
 
 def patiently(repo: str, act: Callable[[], Result]) -> Result:
-    """The result of an action that is tried again where the Hub fails, or cannot be reached. MachineError at last."""
+    """The result of an action, repeated if the Hub fails or is unreachable; MachineError after the last try."""
     from huggingface_hub import get_token
 
     for pause in (*PAUSES, None):
         try:
             return act()
-        except Exception as error:  # the library, its HTTP library and the Rust of its transfers raise anything
+        except Exception as error:  # the library, its HTTP library and its Rust code may raise anything
             status, reason = answer_in(error)
             is_passing = status in (None, 408, 409, 412, 429) or status >= 500
             if pause is None or not is_passing:
@@ -173,7 +173,7 @@ def answer_in(error: BaseException) -> tuple[int | None, str]:
 
 
 def refused(repo: str, status: int | None, reason: str) -> MachineError:
-    """What the Hub does not do, and the remedy."""
+    """The error for a refused upload, with the remedy."""
     if status in (401, 403, 404):
         return MachineError(
             f"nothing can be uploaded to {repo}: the Hub does not let this token write there ({reason})",
