@@ -44,6 +44,8 @@ PATTERN_WORDS = {
         "a name of Kubernetes: small letters, digits and dashes (at most 63, no dash at either end)",
     ),
     "cluster.gpu_resource": "the name of a resource as nvidia.com/gpu",
+    "pbs:cluster.time": 'a time limit in quotes, in hours, minutes and seconds ("36:00:00")',
+    "pbs:cluster.memory_per_node": "an amount of memory in kb, mb, gb or tb (480gb)",
     "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
     "optimizer.name": "an import path pkg.mod:Class",
     "output.root": "a folder",
@@ -108,8 +110,8 @@ def refused(key: str, value: object) -> tuple[str, str] | None:
 
 def expected(setting: Setting) -> str:
     """What the setting takes: ``auto, all, none, a whole number (1 or more) or a list of whole numbers or texts``."""
-    if setting.key in PATTERN_WORDS:
-        return _either([*map(str, choices(setting.annotation)), PATTERN_WORDS[setting.key]])
+    if words := PATTERN_WORDS.get(f"{setting.variant}:{setting.key}") or PATTERN_WORDS.get(setting.key):
+        return _either([*map(str, choices(setting.annotation)), words])
     return _either(_words(setting.annotation, setting.metadata))
 
 
