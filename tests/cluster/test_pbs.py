@@ -188,7 +188,7 @@ def test_a_job_runs_on_all_nodes_and_its_exit_code_is_the_runs(site: Site) -> No
     site.write(RECIPE, "fail")
     done = site.trainkit("submit", "r.yaml", "--wait")
     assert done.returncode == 7, done.stderr
-    assert not site.left()
+    site.until(lambda: not site.left(), run, "the end of all processes")
 
 
 def test_what_the_queue_would_never_start_is_refused_at_its_line(site: Site) -> None:

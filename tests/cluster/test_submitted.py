@@ -244,7 +244,7 @@ def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Clust
     write(cluster, RECIPE)
     shown = cluster.trainkit("submit", "r.yaml", "--dry-run", "env_from=[NOT_THERE]")
     assert (shown.returncode, "Slurm would start it at" in shown.stderr) == (0, True), shown.stderr
-    assert "warning: the environment has no NOT_THERE" in shown.stderr
+    assert "warning: NOT_THERE is not set in the environment" in shown.stderr
     assert "#SBATCH --nodes=2" in shown.stdout
     assert not cluster.runs()
     both = cluster.trainkit(

@@ -424,6 +424,8 @@ class Scheduler(ABC):
     save_signal: ClassVar[signal.Signals] = signal.SIGUSR2  # that `save` sends it
     # Whether SIGUSR1 comes some seconds before the time limit, as planned. Else the job script looks at the clock.
     warns: ClassVar[bool] = True
+    # Whether a signal that comes before `trainkit job batch` listens is lost. Else it ends the script.
+    loses_signals: ClassVar[bool] = False
     # Whether the script waits to be ended, once its job is queued again or cancelled.
     ends_script: ClassVar[bool] = False
     # Whether a job that is queued again is another job, with a number of its own.

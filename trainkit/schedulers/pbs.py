@@ -111,6 +111,7 @@ class Pbs(Scheduler):
     resubmits: ClassVar[bool] = True
     # A signal reaches every process of the job on its first node, and this one ends none that does not know it.
     save_signal: ClassVar[signal.Signals] = signal.SIGURG
+    loses_signals: ClassVar[bool] = True
 
     def problems(self, context: Context) -> Iterator[Diagnostic]:
         section, error = _section(context.recipe), context.resolved.error

@@ -187,7 +187,7 @@ class JobScript:
             what = f"{words[0]} cannot be started: {error.strerror}"
             raise MachineError(what, hint=f"is {title} on PATH here?") from error
         over, near = float("inf"), self._near_end()
-        if pending_request(self._layout):  # its signal may have come before this process listened
+        if self._scheduler.loses_signals and pending_request(self._layout):
             self._orders.append(self._scheduler.save_signal)
         while step.poll() is None:
             if time.time() > near:
