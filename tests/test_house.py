@@ -25,7 +25,7 @@ PURE = (
     "trainkit.optimizers",
     "trainkit.lora",
     "trainkit.recipe",
-    "trainkit.hub.names",
+    "trainkit.hub.references",
     "trainkit.hub.cache",
     "trainkit.machine.facts",
     "trainkit.machine.selection",

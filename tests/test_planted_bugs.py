@@ -27,7 +27,7 @@ def test_every_part_that_a_run_trusts_has_bugs() -> None:
     parts = (
         "trainer/checkpoint/",
         "runner/supervisor/",
-        "jobs/states",
+        "jobs/run_state",
         "rundir/listing",
         "files",
         "gpu_locks",

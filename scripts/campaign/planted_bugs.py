@@ -278,7 +278,7 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
         ],
     },
     "schedulers/jobs/following.py": {
-        "schedulers/test_states.py::test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done": [
+        "schedulers/test_run_state.py::test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done": [
             ("attach goes where another user's plan says", "hosts_of(layout, own=True)", "hosts_of(layout)"),
             ("save runs what another user's plan names", "read_plan(layout, own=True)", "read_plan(layout)"),
         ],
@@ -291,8 +291,8 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
             ("a word that Slurm would not pass on stays", "if not requested_before:", "if False:"),
         ],
     },
-    "schedulers/jobs/states.py": {
-        "schedulers/test_states.py": [
+    "schedulers/jobs/run_state.py": {
+        "schedulers/test_run_state.py": [
             ("an unknown state is an end", '"requeued", "unknown")\n', '"requeued")\n'),
             ("a run that is held for its nodes is removed", " or is_supervised(layout) is not False:\n", ":\n"),
             ("another user's run is removed", "os.geteuid() not in (0, _owner(layout)) or ", ""),

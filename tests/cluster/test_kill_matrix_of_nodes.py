@@ -13,7 +13,7 @@ from kills import NodesRun, shared_memory, wait_for
 from slurm import Slurm
 
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.schedulers.jobs.states import state_of
+from trainkit.schedulers.jobs.run_state import state_of
 
 # The grace time of these runs is 2 s: 15 s are given to nodes that are silent, and as many to those that are slow.
 ENDS_SECONDS = 60.0

@@ -17,7 +17,7 @@ from trainkit.errors import MachineError, RecipeError, UsageError
 from trainkit.hub.cache import CachedRepo
 from trainkit.hub.fetch import PARTS, fetch, resume_partial_downloads
 from trainkit.hub.lookup import HubClient, look_up, set_http_timeout
-from trainkit.hub.names import RepoRef
+from trainkit.hub.references import RepoRef
 from trainkit.recipe.resolved import Resolved
 
 pytestmark = pytest.mark.torch

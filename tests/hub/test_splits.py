@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit.hub.cache import missing_files, needed_files
-from trainkit.hub.names import RepoRef
+from trainkit.hub.references import RepoRef
 from trainkit.hub.splits import NoSuchPartError, RowSelection, files_by_split, selected_splits
 
 SUBSETS = """---

@@ -12,7 +12,7 @@ import pytest
 from tests.hub_server.server import READER, TOKEN, Hub
 from tests.trainer.tiny_tokenizer import save_tokenizer
 from trainkit.hub.lookup import HubClient, look_up
-from trainkit.hub.names import RepoRef
+from trainkit.hub.references import RepoRef
 
 pytestmark = pytest.mark.torch
 hub_library = pytest.importorskip("huggingface_hub")

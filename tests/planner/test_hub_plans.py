@@ -10,7 +10,7 @@ import pytest
 
 from trainkit.errors import RecipeError
 from trainkit.hub.cache import CachedRepo
-from trainkit.hub.names import Download, RepoRef
+from trainkit.hub.references import Download, RepoRef
 from trainkit.hub.splits import RowSelection
 from trainkit.launch_plan.model import plan_from_json, plan_to_json
 from trainkit.machine.facts import Facts

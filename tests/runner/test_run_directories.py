@@ -25,9 +25,9 @@ from trainkit.runner.rundir.listing import (
     saved_checkpoints,
     trainer_checkpoints,
 )
-from trainkit.schedulers.jobs import states
+from trainkit.schedulers.jobs import run_state
 from trainkit.schedulers.jobs.records import Submission, write_submission
-from trainkit.schedulers.jobs.states import prunable, remove_run, state_of
+from trainkit.schedulers.jobs.run_state import prunable, remove_run, state_of
 
 
 def make_run(root: Path, name: str, run_id: str, **status: Any) -> RunLayout:
@@ -179,7 +179,7 @@ def test_the_runs_of_a_job_are_found_from_any_folder(tmp_path: Path, monkeypatch
         layout = make_run(Path(roots[number % 2]), "a", f"2026010{number + 1}-000000-aa", state="running")
         write_submission(layout, Submission("slurm", job))
     monkeypatch.setattr(runs_commands, "known_roots", lambda: roots)
-    monkeypatch.setattr(states, "root_of_job", asked.append)
+    monkeypatch.setattr(run_state, "root_of_job", asked.append)
     here = str(tmp_path / "here")
     assert runs_commands.find_run("101", here).layout.id.startswith("20260104")  # the newest: numbers begin again
     assert runs_commands.find_run("4_2", here).layout.id.startswith("20260103")
@@ -192,7 +192,7 @@ def test_the_runs_of_a_job_are_found_from_any_folder(tmp_path: Path, monkeypatch
         runs_commands.find_run("7", here)
     assert asked == ["7"]
     monkeypatch.setattr(runs_commands, "known_roots", list)
-    monkeypatch.setattr(states, "root_of_job", lambda _: Path(roots[0]))
+    monkeypatch.setattr(run_state, "root_of_job", lambda _: Path(roots[0]))
     assert runs_commands.find_run("4_2", here).layout.id.startswith("20260103")
 
 

@@ -161,7 +161,7 @@ def on_hub(resolved: Resolved) -> tuple[CachedRepo, ...]:
 
     Raises RecipeError for what it does not have.
     """
-    from trainkit.hub.names import repo_refs
+    from trainkit.hub.references import repo_refs
 
     refs = repo_refs(resolved.recipe, resolved.absent)
     if not refs:
@@ -225,7 +225,7 @@ def run_request(
     planned: Planned, resolved: Resolved, again: Callable[[], RunRequest], node_rank: int | None = None
 ) -> RunRequest:
     """What the runner executes. again: plans once more when another run has taken a GPU; node_rank: as given."""
-    from trainkit.hub.names import pinned
+    from trainkit.hub.references import pinned
     from trainkit.launch_plan.render import shell
     from trainkit.recipe.yaml_writer import resolved_yaml
     from trainkit.runner.execute import RunRequest

@@ -16,7 +16,7 @@ from fnmatch import fnmatch
 from typing import Any, Protocol
 
 from trainkit import lora
-from trainkit.hub.names import COMMIT, RepoRef, with_values
+from trainkit.hub.references import COMMIT, RepoRef, with_values
 from trainkit.hub.splits import README, NoSuchPartError, files_by_split, selected_splits
 from trainkit.recipe.described import CONFIG, TEMPLATE, TOKENIZER
 from trainkit.recipe.schema import Recipe

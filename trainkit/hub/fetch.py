@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NoReturn
 from trainkit.errors import MachineError, TrainkitError, one_line_each
 from trainkit.hub.cache import CachedRepo
 from trainkit.hub.lookup import HubClient, hub_errors, look_up, set_http_timeout
-from trainkit.hub.names import RepoRef
+from trainkit.hub.references import RepoRef
 from trainkit.hub.splits import RowSelection
 from trainkit.text import format_duration, format_size
 

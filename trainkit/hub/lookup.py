@@ -13,9 +13,9 @@ from typing import Any
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import read_whole
 from trainkit.hub.cache import DESCRIPTION, CachedRepo, cache_root, cached_repo, index_file, missing_files
-from trainkit.hub.names import RepoRef
+from trainkit.hub.references import RepoRef
 from trainkit.hub.splits import CONVERTED, NoSuchPartError
-from trainkit.recipe.repository import is_on
+from trainkit.recipe.hub_name import is_on
 
 LARGEST_LISTING = 1 << 26  # bytes; that of a repository with a hundred thousand files takes a third
 PATIENCE = 10.0  # seconds for an answer

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trainkit.decode import decode
 from trainkit.errors import MachineError
-from trainkit.hub.names import Download, RepoRef
+from trainkit.hub.references import Download, RepoRef
 
 PLAN_VERSION = 1
 

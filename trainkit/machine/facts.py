@@ -1,4 +1,4 @@
-"""What differs by version of a library, as data; nothing is probed by running or importing the library."""
+"""The facts of a machine that a plan is made from: GPUs, packages, cores, memory; as data, nothing is probed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMD GPUs, from what the amdgpu driver shows under /sys: no library, no tool, no torch.
+"""Probe the GPUs: NVIDIA's through NVML, AMD's from the driver's files under /sys. No torch.
 
 The compute topology (/sys/class/kfd) lists the nodes in the order in which ROCm counts them; a node with SIMD units is
 a GPU (linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c).

@@ -1,4 +1,4 @@
-"""The watch over a run that may hang: when it speaks, what it does then, and what the ranks are given for it."""
+"""The environment of a rank: threads, allocator, devices, hang watch; and the wrapper that starts its program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wrapper(context: Context) -> tuple[Token, ...]:
     return (token("--heartbeat", rule=HEARTBEAT), token("yes", rule=HEARTBEAT))
 
 
-def environment(context: Context) -> Iterator[SourcedVariable]:
+def flight_recorder(context: Context) -> Iterator[SourcedVariable]:
     """What has torch keep its latest collectives, where there are several ranks and somebody who can ask for them."""
     if context.topology.world_size > 1 and has_heartbeat(context) and context.recipe.hang.after_seconds:
         yield variable("TORCH_FR_BUFFER_SIZE", str(ENTRIES), rule=RECORDED)
@@ -139,7 +139,7 @@ def plan_environment(context: Context) -> tuple[EnvironmentDiff, Mapping[str, So
         # From the general to the particular: what the recipe names itself wins.
         *_defaults(context),
         *_devices(context),
-        *environment(context),
+        *flight_recorder(context),
         *xla_environment(context),
         *(unlinked(context) if len(context.facts.gpus) > 1 else ()),
         *LAUNCHERS[context.launcher].environment(context),

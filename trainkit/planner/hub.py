@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.hub.cache import CachedRepo
-from trainkit.hub.names import Download, pinned, repo_refs, revision_without_name
+from trainkit.hub.references import Download, pinned, repo_refs, revision_without_name
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Preparation, Variable, text
 from trainkit.launch_plan.provenance import module, texts
@@ -23,7 +23,7 @@ _PUSH = "checkpoint.push_to_hub"
 
 
 def with_repositories(resolved: Resolved, hub: Sequence[CachedRepo]) -> Resolved:
-    """The recipe with the commits of what it names on the Hub, where these are known; those are no absent folders."""
+    """The recipe with the known commits of its repositories, whose names are no longer listed as absent folders."""
     named = {(ref.key, ref.name) for ref in repo_refs(resolved.recipe, resolved.absent)}
     named |= {("data.mix", name) for key, name in named if key.startswith("data.mix.")}
     left = {key: tuple(path for path in paths if (key, path) not in named) for key, paths in resolved.absent.items()}

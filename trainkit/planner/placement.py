@@ -1,4 +1,4 @@
-"""Which cores each rank stays on, where the recipe binds ranks near to their GPUs (NUMA)."""
+"""Where a plan runs: device, number of processes, GPUs of each node, and the cores that each rank stays on."""
 
 from __future__ import annotations
 

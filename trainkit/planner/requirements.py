@@ -1,4 +1,4 @@
-"""What must be installed for a plan to run, as data; what is missing on this machine blocks the run."""
+"""The packages that a plan needs, as data; a package that is missing on this machine blocks the run."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from trainkit.planner.hub import problems as hub_problems
 from trainkit.planner.hub import push_notices
 from trainkit.planner.placement import core_notices
 from trainkit.planner.requirements import doubtful_releases, missing_packages
+from trainkit.recipe.hub_name import meant
 from trainkit.recipe.paths import CONFIG, absolute
-from trainkit.recipe.repository import meant
 from trainkit.recipe.resolved import Asked
 from trainkit.recipe.schema import StrategyKind, TextData
 from trainkit.recipe.schema.fields import schema, tagged_sections

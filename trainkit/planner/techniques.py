@@ -1,4 +1,4 @@
-"""One technique of the built-in trainer: how a recipe asks for it, what it does, and whether a plan has it."""
+"""The techniques of the guides: how a recipe asks for each, what it does, and which of them a plan has."""
 
 from __future__ import annotations
 

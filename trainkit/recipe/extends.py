@@ -1,4 +1,4 @@
-"""Variants: named changes to a recipe, each read as a layer of its own with the positions of the file that holds it."""
+"""The files that a recipe is made of: itself, what it extends, presets, and its variants."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def width(words: Sequence[str], ends: Callable[[Sequence[str]], bool]) -> int:
     """How many words the override takes with which these begin.
 
-    ends: whether something else begins with the words behind it, which is then no value of a flag that needs none.
+    ends: whether the words after it begin something else, such as a program. They are then not its value, if the flag
+    can do without one.
     """
     first = next(_split(words))
     requires = first.flag is not None and first.flag.takes == "value"

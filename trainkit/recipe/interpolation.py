@@ -1,4 +1,4 @@
-"""`${oc.env:NAME,default}` under `env` and `program.args`, where every other `${…}` is literal."""
+"""Interpolation: `${key}` and `${oc.env:NAME,default}` in a recipe's values, resolved by omegaconf."""
 
 from __future__ import annotations
 

@@ -105,9 +105,10 @@ def _kinds(state: Merge) -> Mapping[str, str]:
 
 
 def _kinds_of(layer: Layer, layers: Sequence[Layer], kinds: Mapping[str, str]) -> Mapping[str, str]:
-    """The kinds by which a layer is judged that says none.
+    """The kinds by which a layer is validated that gives none itself: those of the merged recipe.
 
-    Of a section that a stronger layer replaces as a whole, and of one with a kind that there is not, its own settings'.
+    Two exceptions are validated by the layer's own settings: a section that a stronger layer replaces as a whole, and a
+    section whose kind does not exist.
     """
     stronger = [each.tree for each in layers if each.strength > layer.strength]
     apart = [

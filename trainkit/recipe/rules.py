@@ -1,4 +1,4 @@
-"""What a rule over settings may look at, and how it says what is wrong."""
+"""Rules over the settings of a recipe, whatever runs it: contradictions, secrets in files, the batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from trainkit.batch import Sides, solve
 from trainkit.errors import Diagnostic, Origin
 from trainkit.lazy import Registry
+from trainkit.recipe.hub_name import has_owner, is_on
 from trainkit.recipe.layer import ARGUMENTS, Layer
 from trainkit.recipe.merge import Merge, value_at
 from trainkit.recipe.paths import FileChecks
-from trainkit.recipe.repository import has_owner, is_on
 from trainkit.recipe.schema.fields import lies_in, schema
 from trainkit.recipe.secrets import public_names, secret_keys
 from trainkit.recipe.validate import Locate, refused

@@ -1,4 +1,4 @@
-"""One named flag of the command line: how it is used, which keys it sets, and how a use of it is read."""
+"""Flags with a reader of their own (`SPECIAL`), and how one use of a flag is read and sets recipe keys."""
 
 from __future__ import annotations
 

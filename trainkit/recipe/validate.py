@@ -1,4 +1,4 @@
-"""What a setting takes, in plain words, and what is wrong with a value that it does not take."""
+"""Validate the merged recipe: unknown keys, wrong values, and what a setting expects, in plain words."""
 
 from __future__ import annotations
 

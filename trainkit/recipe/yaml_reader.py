@@ -1,4 +1,4 @@
-"""From bytes to text: what is refused before YAML is looked at, and what YAML's own complaints mean in plain words."""
+"""Parse YAML: from bytes to a tree in which every value has its position, with errors in plain words."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Root
 from trainkit.errors import UsageError
 from trainkit.files import is_there
-from trainkit.recipe.repository import has_owner
+from trainkit.recipe.hub_name import has_owner
 
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint")
 PUSHER = ("-P", "-m", "trainkit.hub.push")

@@ -21,7 +21,7 @@ from trainkit.errors import MachineError, UsageError
 if TYPE_CHECKING:
     from trainkit.recipe.schema.cluster import Cluster
     from trainkit.runner.rundir.layout import RunLayout
-    from trainkit.schedulers.jobs.states import RunState
+    from trainkit.schedulers.jobs.run_state import RunState
 
 WATCH_SECONDS = 2.0
 
@@ -38,7 +38,7 @@ def status(
 
     Example: trainkit status quickstart
     """
-    from trainkit.schedulers.jobs.states import Jobs, state_of
+    from trainkit.schedulers.jobs.run_state import Jobs, state_of
 
     runs, several = find_runs(run, root)
     shown = None
@@ -70,7 +70,7 @@ def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
 
 def describe_state(found: RunState, layout: RunLayout) -> str:
     """A state in a few words: what, where, how far, who says so."""
-    from trainkit.schedulers.jobs.states import age
+    from trainkit.schedulers.jobs.run_state import age
 
     parts = [found.word.replace("_", " ")]
     if found.exit_code is not None and found.is_over:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainkit.runner.rundir.layout import AttemptLayout
     from trainkit.runner.rundir.listing import RunInfo
     from trainkit.runner.watch.hang_cause import DumpFile
-    from trainkit.schedulers.jobs.states import RunState
+    from trainkit.schedulers.jobs.run_state import RunState
 
 
 _LAST = 10  # lines of a log
@@ -55,7 +55,7 @@ def list_runs(
     Example: trainkit runs list quickstart
     """
     from trainkit.runner.rundir import listing
-    from trainkit.schedulers.jobs.states import Jobs, state_of
+    from trainkit.schedulers.jobs.run_state import Jobs, state_of
 
     roots, jobs = known_roots() if everywhere else [root], Jobs()
     runs = sorted((run for each in roots for run in listing.list_runs(each, name)), key=lambda run: run.layout.id)
@@ -103,7 +103,7 @@ def show(
     """
     from trainkit.runner.report.summary import render_summary
     from trainkit.runner.rundir.code_state import read_code
-    from trainkit.schedulers.jobs.states import state_of
+    from trainkit.schedulers.jobs.run_state import state_of
 
     info = find_run(run, root)
     state = state_of(info.layout)
@@ -151,7 +151,7 @@ def prune(
     Example: trainkit runs prune --keep 3
     """
     from trainkit.runner.rundir import listing
-    from trainkit.schedulers.jobs.states import older, prunable, remove_run
+    from trainkit.schedulers.jobs.run_state import older, prunable, remove_run
 
     runs = listing.list_runs(root, name)
     chosen = prunable(runs, keep)
@@ -220,7 +220,7 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
 def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:
     """Where else the run of a job may be: in folders that runs have noted, and in the one that its scheduler knows."""
     from trainkit.runner.rundir.listing import list_runs
-    from trainkit.schedulers.jobs.states import root_of_job, schedulers_with_job
+    from trainkit.schedulers.jobs.run_state import root_of_job, schedulers_with_job
 
     if any(schedulers_with_job(number)):
         runs = [run for root in known_roots() for run in list_runs(root)]
@@ -289,7 +289,7 @@ def dump(
     """
     from trainkit.decode import DecodeError, decode
     from trainkit.runner.watch.hang_cause import DumpFile, describe
-    from trainkit.schedulers.jobs.states import state_of
+    from trainkit.schedulers.jobs.run_state import state_of
 
     layout = find_run(run, root).layout
     # Whether a run of another machine is still there cannot be seen from here: its guardian answers, or does not.

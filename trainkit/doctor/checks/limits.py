@@ -1,4 +1,4 @@
-"""Room and speed of the disks; a checkpoint stops training while it is written, so the run root is tried."""
+"""Limits of the machine: space and speed of disks, processes, shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two plans side by side: what differs."""
+"""What `trainkit explain` prints: where each setting comes from, and how two plans differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The container section: a tagged union on `kind`, one class for each engine that starts an image."""
+"""The sections container and cluster: tagged unions on `kind`, one class for each engine and each scheduler."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The reference of every recipe key as Markdown, read off the schema."""
+"""What is printed of the schema: the JSON Schema of recipes, and the reference of every key as Markdown."""
 
 from __future__ import annotations
 

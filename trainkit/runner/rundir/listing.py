@@ -1,4 +1,4 @@
-"""Run directories: list them, read one with its checkpoints, remove one. The states of runs are in jobs/states.py."""
+"""Run directories: list, read, remove. The state of a run is in schedulers/jobs/run_state.py."""
 
 from __future__ import annotations
 

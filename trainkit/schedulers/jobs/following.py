@@ -36,7 +36,7 @@ from trainkit.schedulers.jobs.records import (
     submitted,
     update_status,
 )
-from trainkit.schedulers.jobs.states import RunState, state_of
+from trainkit.schedulers.jobs.run_state import RunState, state_of
 from trainkit.schedulers.registry import SCHEDULERS
 
 LOOK_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""One setting of accelerate: in its config file, in the environment of `Accelerator()`, as a flag of the launcher."""
+"""The table of accelerate: each setting in its config file, in the environment of `Accelerator()`, as a flag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""accelerate's mesh of ranks (`parallelism_config_*`): what variables carry to `Accelerator()`, and what it demands.
+"""Read accelerate's config file, the flags of `accelerate launch` and its variables into a recipe.
 
 Sources: accelerate, utils/launch.py (prepare_extend_env_parallelism_config) and parallelism_config.py.
 """

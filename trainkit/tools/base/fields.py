@@ -1,4 +1,4 @@
-"""One row of a foreign tool's table: what the tool calls a setting, and the way from the recipe to it and back.
+"""What a row of a foreign tool's table is: the tool's name of a setting, and the way from the recipe to it and back.
 
 A tool's table is the only place that knows its keys. Rendering, import, export, the answer to "what reaches the
 program", the proof's expectations, flags and documentation tables are all read off it.

@@ -1,4 +1,4 @@
-"""A file to import: its values, and the place of each."""
+"""The recipe that an import builds: its values with their places in the imported file or command."""
 
 from __future__ import annotations
 

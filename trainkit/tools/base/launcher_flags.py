@@ -1,4 +1,4 @@
-"""The words behind a script's name, one flag at a time, so that those with a recipe key can be taken out."""
+"""The flags of launchers and of scripts: how they are declared, taken from a command, and read into a recipe."""
 
 from __future__ import annotations
 

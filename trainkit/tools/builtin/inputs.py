@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import Diagnostic, warning
 from trainkit.lora import NO_LORA, SAME, differing
-from trainkit.recipe.repository import is_repository
+from trainkit.recipe.hub_name import is_repository
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import GptModel, HfModel
 from trainkit.recipe.schema.model import quantized_bits

@@ -1,4 +1,4 @@
-"""Commands of container engines (`docker run`, `podman run`, `apptainer exec`) read: their words become the section."""
+"""Read commands of container engines (`docker run`, `podman run`, `apptainer exec`) into the container section."""
 
 from __future__ import annotations
 

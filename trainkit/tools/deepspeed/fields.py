@@ -21,14 +21,23 @@ ProgramKind = Literal["builtin", "hf", "deepspeed", "accelerate"]  # kinds of pr
 class Policy(NamedTuple):
     """What becomes of a field in the file of one kind of program.
 
-    write: whether it is written where no file says anything of it: `always`; `if_set`, where a layer of the recipe
-        gives it; `auto`, as that, and else the word "auto", which the program replaces; or `never`.
-    user_file: who counts where the user's file has a value: `must_agree`, the recipe, and another value is an error;
-        `set_must_agree`, the same of what a layer gives, and else the file; `wins`, the file.
-    auto: what becomes of an "auto" in it: `fill` and `fill_set`, the recipe's value takes its place (or only one that a
-        layer gives, and else it is an error); `fill_or_keep`, as that, and else it stays; `keep`; `refuse`.
-    beside: as `write`, where there is a file of the user's that is silent; empty for the same.
-    described: whether this holds only where layers describe the section for DeepSpeed to make; else it is the file's.
+    write: whether it is written if the user has no file.
+        always   the recipe's value is written
+        if_set   only if a layer of the recipe sets it
+        auto     the value if a layer sets it, else the word "auto", which the program replaces
+        never    nothing is written
+    user_file: which value counts if the user's file has one.
+        must_agree      the recipe's; another value in the file is an error
+        set_must_agree  the same if a layer of the recipe sets it, else the file's
+        wins            the file's
+    auto: what happens to an "auto" in the user's file.
+        fill          the recipe's value replaces it
+        fill_set      the same if a layer sets it, else it is an error
+        fill_or_keep  the same if a layer sets it, else it stays
+        keep          it stays
+        refuse        it is an error
+    beside: like `write`, if the user has a file that does not set the field; empty: as `write` says.
+    described: whether this holds only if layers describe a section that DeepSpeed builds; else the file decides.
     """
 
     write: Literal["always", "if_set", "auto", "never"]

@@ -1,4 +1,4 @@
-"""A DeepSpeed file that a program of the user's own is given: it stays as it is, and its stage is the strategy."""
+"""Read a DeepSpeed file into a recipe: its fields as keys, or as a base file that stays as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer and schedule of Trainer: what a recipe makes of the fields that depend on one another, and the way back."""
+"""The table of TrainingArguments: each argument, what sets it in a recipe, and the way back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs by version of transformers beside the fields' names, as data; tests hold it against the library.
+"""The file for `--fsdp_config`: written and read, by the version of transformers.
 
 Seen in 4.50.3, 4.53.3, 4.57.6, 5.0.0, 5.5.0, 5.12.0, 5.18.0 and 5.23.0; a change between two of them is taken to have
 come with the later one, whose new form the earlier does not know.

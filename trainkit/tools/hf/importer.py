@@ -1,4 +1,4 @@
-"""The flags of a script on transformers' Trainer: what they are in the recipe, by the table that makes flags of it."""
+"""Read the flags of a script on transformers' Trainer into a recipe, by the table of TrainingArguments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from trainkit.errors import Diagnostic, RecipeError, UsageError
 from trainkit.optimizers import MOMENTS
 from trainkit.recipe.assignment import Assignment, read_value
+from trainkit.recipe.hub_name import has_owner
 from trainkit.recipe.paths import absolute, named_config
-from trainkit.recipe.repository import has_owner
 from trainkit.recipe.yaml_reader import compose_bytes
 from trainkit.tools.base.fields import Settings, Unsupported
 from trainkit.tools.base.fsdp_settings import CHECKPOINTING, only_by_size

@@ -1,4 +1,4 @@
-"""What a script's own source tells of its TrainingArguments: whether they can come from a command line at all."""
+"""What a script on Trainer cannot take: from its source, how it makes TrainingArguments, and from the settings."""
 
 from __future__ import annotations
 

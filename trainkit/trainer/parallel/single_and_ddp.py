@@ -1,4 +1,4 @@
-"""Strategies of plain PyTorch: what all of them share, and those with a whole model on each rank."""
+"""Strategies of plain PyTorch: the base of all engines, one process, and DDP with a whole model on each rank."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from trainkit.recipe.schema import Ssh
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_run
 from trainkit.schedulers.base import JobState, Query, RefusedError, State
-from trainkit.schedulers.jobs import following, states
+from trainkit.schedulers.jobs import following, run_state
 from trainkit.schedulers.jobs.records import (
     DAMAGED,
     SUBMISSION,
@@ -28,7 +28,7 @@ from trainkit.schedulers.jobs.records import (
     require_own,
     write_submission,
 )
-from trainkit.schedulers.jobs.states import Jobs, RunState, by_scheduler, prunable, remove_run, state_of
+from trainkit.schedulers.jobs.run_state import Jobs, RunState, by_scheduler, prunable, remove_run, state_of
 from trainkit.schedulers.registry import SCHEDULERS
 
 
@@ -187,7 +187,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Answers:
                 raise what or RefusedError("Slurm accounting storage is disabled")
             return what
 
-        monkeypatch.setattr(states, "ask", answer)
+        monkeypatch.setattr(run_state, "ask", answer)
         return asked
 
     return answers
@@ -284,7 +284,7 @@ def test_what_a_run_writes_while_its_job_is_asked_for_says_more(
         write(run, state="ended", outcome="timed_out", exit_code=143)
         return {} if query.argv[0] == "scontrol" else JobState("gone")
 
-    monkeypatch.setattr(states, "ask", answer)
+    monkeypatch.setattr(run_state, "ask", answer)
     assert state_of(run).word == "timed_out"
 
 
@@ -294,7 +294,7 @@ def test_one_cluster_that_does_not_answer_hides_no_other(run: RunLayout, monkeyp
             raise RefusedError("No cluster 'gone' known by database.")
         return {"302": JobState("running")}
 
-    monkeypatch.setattr(states, "ask", answer)
+    monkeypatch.setattr(run_state, "ask", answer)
     jobs = Jobs()
     assert jobs.state(Submission("slurm", "301", cluster="gone")).state == "unknown"
     assert jobs.state(Submission("slurm", "302")).state == "running"
@@ -318,7 +318,7 @@ def test_an_array_is_asked_for_once_and_who_is_silent_not_again(monkeypatch: pyt
             raise MachineError("scontrol has not answered in 20 s")
         return {f"101_{task}": JobState("running") for task in range(5)}
 
-    monkeypatch.setattr(states, "ask", answer)
+    monkeypatch.setattr(run_state, "ask", answer)
     jobs = Jobs()
     assert {jobs.state(Submission("slurm", f"101_{task}")).state for task in range(5)} == {"running"}
     assert {jobs.state(Submission("slurm", "9")).state for _ in range(3)} == {"unknown"}
@@ -338,6 +338,6 @@ def test_the_runs_of_a_job_are_in_the_folder_that_the_scheduler_knows(
 ) -> None:
     known = JobState("running", name="a", uid=os.geteuid(), files=(f"{run.root}/job.sh",))
     foreign = replace(known, uid=os.geteuid() + 1)
-    monkeypatch.setattr(states, "ask", lambda _: {"101": known, "101_3": known, "102": foreign})
+    monkeypatch.setattr(run_state, "ask", lambda _: {"101": known, "101_3": known, "102": foreign})
     root = run.root.parent.parent
-    assert [states.root_of_job(each) for each in ("101", "101_3", "102", "-1")] == [root, root, None, None]
+    assert [run_state.root_of_job(each) for each in ("101", "101_3", "102", "-1")] == [root, root, None, None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainkit.hub.splits import RowSelection
-from trainkit.recipe.repository import is_repository
+from trainkit.recipe.hub_name import is_repository
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 
 MAIN = "main"

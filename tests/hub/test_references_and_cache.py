@@ -18,9 +18,9 @@ from trainkit.hub.cache import (
     needed_files,
     shown,
 )
-from trainkit.hub.names import RepoRef, pinned, repo_refs, revision_without_name
+from trainkit.hub.references import RepoRef, pinned, repo_refs, revision_without_name
 from trainkit.hub.splits import RowSelection
-from trainkit.recipe.repository import is_repository, meant
+from trainkit.recipe.hub_name import is_repository, meant
 from trainkit.recipe.schema import Recipe
 
 A, B = "a" * 40, "b" * 40
