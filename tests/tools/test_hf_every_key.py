@@ -76,9 +76,10 @@ VALUES: dict[str, Any] = {
     "model.heads": 8,
     "model.hidden_size": 256,
     "model.moe.experts": 4,
-    "cluster.time": "10:00",
+    "cluster.time": "10:00:00",
     "cluster.gpu_resource": "amd.com/gpu",
     "cluster.memory_per_node": "4G",
+    "pbs:cluster.memory_per_node": "4gb",
     "cluster.hosts": ["b"],
     "cluster.workdir": "/elsewhere",
 }
@@ -91,8 +92,9 @@ ELSEWHERE = {
 
 def another(setting: Setting) -> Any:
     """A value that is not the default."""
-    if setting.key in VALUES:
-        return VALUES[setting.key]
+    for name in (f"{setting.variant}:{setting.key}", setting.key):
+        if name in VALUES:
+            return VALUES[name]
     options = [choice for choice in choices(setting.annotation) if choice != setting.default]
     kinds = {get_origin(member) or member for member, _ in members(setting.annotation)}
     if list in kinds and options and set(choices(setting.annotation)) and bool not in kinds and str not in kinds:
