@@ -58,7 +58,7 @@ def test_a_working_folder_that_is_gone_is_said(trainkit: Trainkit, tmp_path: Pat
     gone.mkdir()
     leave = ["sh", "-c", f'rmdir {gone}; exec "$@"', "sh"]
     done = trainkit("doctor", cwd=gone, prefix=leave)
-    assert done.returncode == 4 and "working folder is no longer there" in done.stderr
+    assert done.returncode == 4 and "the working folder no longer exists" in done.stderr
 
 
 @pytest.mark.e2e

@@ -79,8 +79,8 @@ def test_a_run_that_is_stopped_while_it_uploads_ends_at_once_and_the_next_upload
     assert run.returncode == 128 + signal.SIGINT, told
     (folder,) = (tmp_path / "runs/tiny").iterdir()
     saved = folder / "checkpoints/step-00000003"
-    assert "the end waits for the upload of step-00000003 to ada/tiny" in told
-    assert f"step-00000003; later: trainkit export {saved} --push ada/tiny --private" in told
+    assert "waiting for the upload of step-00000003 to ada/tiny" in told
+    assert f"step-00000003; to upload later: trainkit export {saved} --push ada/tiny --private" in told
     assert "Traceback" not in told
     assert not (folder / "pushes").exists()
     assert set(hub.repository("ada/tiny").files()) == {".gitattributes"}
@@ -294,7 +294,7 @@ def test_what_an_attempt_before_has_not_uploaded_is_taken_over_where_all_are_ask
         caplog.clear()
         with caplog.at_level(logging.WARNING, "trainkit.trainer"):
             Uploads(settings, "ada/tiny").abandon()
-        assert ("step-00000002; later" in caplog.text) == (strategy == "all")
+        assert ("step-00000002; to upload later" in caplog.text) == (strategy == "all")
         assert [path.name for path in run.glob("pushes/*")] == left
 
 
