@@ -66,7 +66,7 @@ def leave(code: int) -> NoReturn:
     """End the process. Freeing every object would take the interpreter a third as long as a plan."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader is gone, or the disk is full: only the exit code is left
+        with contextlib.suppress(OSError, ValueError):  # no reader, a full disk, closed: only the exit code is left
             stream.flush()
     os._exit(code)
 
