@@ -18,7 +18,7 @@ from trainkit.recipe.resolve import resolve
 from trainkit.recipe.resolved import Request, Resolved
 from trainkit.recipe.schema.fields import members, open_keys, schema, short_forms, tagged_sections
 from trainkit.recipe.schema.json_schema import json_schema, reference_text
-from trainkit.recipe.validate import PATTERN_WORDS, expected
+from trainkit.recipe.validate import accepts, expected
 from trainkit.recipe.yaml_writer import recipe_yaml, resolved_yaml
 
 Solve = Callable[..., Resolved]
@@ -160,15 +160,12 @@ def test_the_reference_names_every_setting_with_its_description() -> None:
 
 
 def test_every_setting_is_described_and_every_pattern_has_words() -> None:
-    patterned = set()
     for setting in schema().all_settings():
         assert setting.description.endswith("."), setting.key
         assert "a value" not in expected(setting), setting.key
         metadata = [each for _, found in members(setting.annotation, setting.metadata) for each in found]
-        if any(getattr(each, "pattern", None) for each in metadata):
-            patterned.add(setting.key)  # of any kind of its section
-    of_lists = {key for key in PATTERN_WORDS if key.endswith("[]")}
-    assert patterned == {key.rpartition(":")[2] for key in PATTERN_WORDS} - of_lists
+        patterned = any(getattr(each, "pattern", None) for each in metadata)
+        assert patterned == bool(setting.expects and not accepts(setting.annotation, list)), setting.key
 
 
 def test_the_table_of_the_schema_knows_its_special_places() -> None:

@@ -26,31 +26,6 @@ from trainkit.recipe.secrets import MASK, is_secret_name, mask_values
 from trainkit.recipe.suggestions import did_you_mean, nearest_key
 from trainkit.recipe.yaml_reader import read_scalar
 
-# What patterns mean, of a list's elements behind `[]`. A pattern without words here is shown as it is (a test asks).
-PATTERN_WORDS = {
-    "name": "a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
-    "cluster.time": 'a time limit of Slurm\'s in quotes ("90:00" is minutes:seconds, "12:00:00", "1-12:00:00")',
-    "cluster.hosts[]": "a machine as ssh knows it (`gpu1`, `me@10.0.0.5`)",
-    "cluster.workdir": "a folder by its whole path (`/data/project`)",
-    "container.image": "the name of an image",
-    "container.python": "the name or path of an interpreter in the image",
-    "container.workdir": "an absolute path inside, or null",
-    "container.caches": "an absolute path without colon and comma, or null",
-    "container.shared_memory": "`host`, or a size with its unit (16g)",
-    "container.user": "`caller`, `image`, or uid:gid in quotes",
-    "cluster.memory_per_node": 'an amount of memory ("480G"; Slurm takes "0" for all; Kubernetes has "480Gi")',
-    **dict.fromkeys(
-        ("cluster.namespace", "cluster.queue", "cluster.secret"),
-        "a name of Kubernetes: small letters, digits and dashes (at most 63, no dash at either end)",
-    ),
-    "cluster.gpu_resource": "the name of a resource as nvidia.com/gpu",
-    "pbs:cluster.time": 'a time limit in quotes, in hours, minutes and seconds ("36:00:00")',
-    "pbs:cluster.memory_per_node": "an amount of memory in kb, mb, gb or tb (480gb)",
-    "nodes.rendezvous": "`auto` or host:port with a port from 1 to 65535",
-    "optimizer.name": "an import path pkg.mod:Class",
-    "output.root": "a folder",
-    **dict.fromkeys(("train.loss", "model.target", "data.target", "data.collate"), "an import path pkg.mod:name"),
-}
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
 _PLURAL = {"a text": "texts", "a whole number": "whole numbers", "a number": "numbers", "a mapping": "mappings"}
 # Defaults as a recipe writes them.
@@ -110,8 +85,8 @@ def refused(key: str, value: object) -> tuple[str, str] | None:
 
 def expected(setting: Setting) -> str:
     """What the setting takes: ``auto, all, none, a whole number (1 or more) or a list of whole numbers or texts``."""
-    if words := PATTERN_WORDS.get(f"{setting.variant}:{setting.key}") or PATTERN_WORDS.get(setting.key):
-        return _either([*map(str, choices(setting.annotation)), words])
+    if setting.expects and not accepts(setting.annotation, list):
+        return _either([*map(str, choices(setting.annotation)), setting.expects])
     return _either(_words(setting.annotation, setting.metadata))
 
 

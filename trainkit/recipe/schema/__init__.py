@@ -50,7 +50,10 @@ class Recipe(Section):
 
     version: Literal[1] = setting(1, "Version of the recipe language.")
     name: str = setting(
-        "run", "Name of the run; part of its run directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+        "run",
+        "Name of the run; part of its run directory.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        expects="a name of letters, digits, dots, dashes and underscores (at most 100, a letter or digit first)",
     )
     program: Program = section(Program, "The program that the processes execute.")
     devices: Devices = section(Devices, "Which accelerators the run uses.")

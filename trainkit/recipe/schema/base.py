@@ -82,6 +82,7 @@ def setting(
     reads: Reads = "",
     missing: str = "",
     words: tuple[str, ...] = (),
+    expects: str = "",
     lines: bool = False,
     here: bool = False,
     alias: str | None = None,
@@ -94,15 +95,14 @@ def setting(
     reads: what lies at the path that the value names; empty where it is no path. ``content`` is a file that the plan
         depends on: the resolver reads it and hands it on. ``output`` is a folder that the run writes.
     missing: what to do where nothing lies there. words: values that are no paths.
+    expects: what a value (or an element of a list) must be, in words for messages: where a pattern decides it.
     here: whether planning itself reads it, so that a plan for another machine needs it on this one, too.
     lines: its texts may have several lines, tabs and the like; those of other settings hold no control character.
     constraints: pydantic's (``ge``, ``le``, ``pattern``, ``min_length``, …).
     """
-    extra: JsonDict = {}
-    named = (("unit", unit), ("flag", flag), ("reads", reads), ("missing", missing), ("here", here), ("lines", lines))
-    for name, value in named:
-        if value:
-            extra[name] = value
+    said: JsonDict = {"unit": unit, "flag": flag, "reads": reads, "missing": missing, "expects": expects}
+    said |= {"here": here, "lines": lines}
+    extra: JsonDict = {name: value for name, value in said.items() if value}
     if words:
         extra["words"] = [*words]
     if constraints.keys() & {"ge", "gt"} and not constraints.keys() & {"le", "lt"}:

@@ -23,21 +23,32 @@ class Image(Section):
     """What every engine has."""
 
     kind: str
-    image: str = setting("", "The image, as the engine names it.", pattern=r"^[^\s-]\S*$|^$")
-    python: str = setting("python3", "The interpreter in the image, by name or path.", pattern=r"^[^\s-]\S*$")
+    image: str = setting(
+        "", "The image, as the engine names it.", pattern=r"^[^\s-]\S*$|^$", expects="the name of an image"
+    )
+    python: str = setting(
+        "python3",
+        "The interpreter in the image, by name or path.",
+        pattern=r"^[^\s-]\S*$",
+        expects="the name or path of an interpreter in the image",
+    )
     mounts: list[str] = setting(
         [],
         "Folders of the machine to mount, as `/data:/data:ro`. The working folder, the run directory, the "
         "cache folder and a checkpoint to resume from are always mounted.",
     )
     workdir: str | None = setting(
-        None, "Folder inside the container in which the program starts; null is the working folder.", pattern=r"^/"
+        None,
+        "Folder inside the container in which the program starts; null is the working folder.",
+        pattern=r"^/",
+        expects="an absolute path inside, or null",
     )
     caches: str | None = setting(
         None,
         "Folder of the machine for the container's HOME and caches of Hugging Face, torch and Triton; null is "
         "trainkit's folder in the user's cache folder.",
         pattern=r"^/[^:,\n]*$",
+        expects="an absolute path without colon and comma, or null",
     )
     packages: dict[str, str] = setting(
         {},
@@ -58,13 +69,16 @@ class _Docker(Image):
     """What docker and podman have in common."""
 
     shared_memory: Annotated[str, Field(pattern=r"^(host|[1-9]\d*[bkmg])$")] = setting(
-        "host", "`host` is the machine's /dev/shm (`--ipc=host`); with a size such as `16g` the container has its own."
+        "host",
+        "`host` is the machine's /dev/shm (`--ipc=host`); with a size such as `16g` the container has its own.",
+        expects="`host`, or a size with its unit (16g)",
     )
     ulimits: dict[str, int] = setting({}, "Limits of the processes in the container, by name; -1 is no limit.")
     user: Annotated[str, Field(pattern=r"^(caller|image|\d+(:\d+)?)$")] = setting(
         "caller",
         "User of the processes in the container: `caller`, so that files in the run directory are yours; `image` for "
         "the image's own; or numbers, such as `1000:1000`.",
+        expects="`caller`, `image`, or uid:gid in quotes",
     )
     entrypoint: Literal["none", "image"] = setting(
         "none", "`none`: the plan's command is started directly; `image`: through the image's entry point."
@@ -112,6 +126,7 @@ Container = Annotated[NoContainer | Docker | Podman | Apptainer | Pyxis, Field(d
 Words = list[str]
 _MEMORY = r"^(0|[1-9]\d*[KMGT])$"
 # As the Kubernetes API has them: names of objects (RFC 1123 labels) and of resources.
+_LABEL_WORDS = "a name of Kubernetes: small letters, digits and dashes (at most 63, no dash at either end)"
 _LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _RESOURCE = r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"
 _HOST = r"^([A-Za-z0-9_][^\s@,]*@)?([A-Za-z0-9_][\w.-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?)$"  # user, name or IPv6
@@ -189,10 +204,14 @@ class Slurm(Ran):
         None,
         'Time limit in quotes, as Slurm writes it: `"1-12:00:00"` is a day and a half, `"90:00"` 90 minutes.',
         pattern=_TIME,
+        expects='a time limit of Slurm\'s in quotes ("90:00" is minutes:seconds, "12:00:00", "1-12:00:00")',
     )
     cpus_per_node: _Cpus = setting("auto", _CPUS)
     memory_per_node: str | None = setting(
-        None, "Memory per node (`480G`); `0` is all of it; default: Slurm's.", pattern=_MEMORY
+        None,
+        "Memory per node (`480G`); `0` is all of it; default: Slurm's.",
+        pattern=_MEMORY,
+        expects='an amount of memory ("480G", or "0" for all)',
     )
     exclusive: bool = setting(False, "Whether no other job may use the nodes.")
     gpus: Literal["gpus-per-node", "gres", "none"] = setting(
@@ -212,11 +231,17 @@ class Pbs(Ran):
     queue: str | None = setting(None, "Queue; default: the server's.")
     account: str | None = setting(None, "Account that is charged.")
     time: str | None = setting(
-        None, 'Time limit in quotes, in hours, minutes and seconds: `"36:00:00"`.', pattern=r"^\d+:\d{2}:\d{2}$"
+        None,
+        'Time limit in quotes, in hours, minutes and seconds: `"36:00:00"`.',
+        pattern=r"^\d+:\d{2}:\d{2}$",
+        expects='a time limit in quotes, in hours, minutes and seconds ("36:00:00")',
     )
     cpus_per_node: _Cpus = setting("auto", _CPUS)
     memory_per_node: str | None = setting(
-        None, "Memory per node (`480gb`); default: the server's.", pattern=r"^[1-9]\d*(kb|mb|gb|tb)$"
+        None,
+        "Memory per node (`480gb`); default: the server's.",
+        pattern=r"^[1-9]\d*(kb|mb|gb|tb)$",
+        expects="an amount of memory in kb, mb, gb or tb (480gb)",
     )
     exclusive: bool = setting(False, "Whether no other job may use the nodes.")
     gpus: Literal["ngpus", "none"] = setting(
@@ -242,21 +267,31 @@ class Kubernetes(Section):
         None,
         "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit facts` has written in a pod.",
     )
-    namespace: str = setting("default", "Namespace of all objects.", pattern=_LABEL)
+    namespace: str = setting("default", "Namespace of all objects.", pattern=_LABEL, expects=_LABEL_WORDS)
     image: str | None = setting(
         None, "Image of the pods; it must contain trainkit and everything that the recipe names."
     )
     python: str = setting("python", "The interpreter in the image that has trainkit.")
-    queue: str | None = setting(None, "Local queue of Kueue that admits the workload.", pattern=_LABEL)
+    queue: str | None = setting(
+        None, "Local queue of Kueue that admits the workload.", pattern=_LABEL, expects=_LABEL_WORDS
+    )
     volumes: Words = setting(
         [],
         "Volume claims and their mount points, as `claim:/data`; output.root must lie on one that all pods may write "
         "to (ReadWriteMany if nodes.count is more than 1).",
     )
     secret: str | None = setting(
-        None, "Secret of the namespace with the variables of env_from, each under its name.", pattern=_LABEL
+        None,
+        "Secret of the namespace with the variables of env_from, each under its name.",
+        pattern=_LABEL,
+        expects=_LABEL_WORDS,
     )
-    gpu_resource: str = setting("nvidia.com/gpu", "Resource name of the GPUs.", pattern=_RESOURCE)
+    gpu_resource: str = setting(
+        "nvidia.com/gpu",
+        "Resource name of the GPUs.",
+        pattern=_RESOURCE,
+        expects="the name of a resource as nvidia.com/gpu",
+    )
     pod: dict[str, Any] = setting(
         {},
         "Additions to the pods' template, in Kubernetes' format: `metadata` (labels, annotations) and "
@@ -269,6 +304,7 @@ class Kubernetes(Section):
         None,
         "Memory per pod in Kubernetes' units (`480Gi`), including /dev/shm; default: the namespace's.",
         pattern=r"^[1-9]\d*(Mi|Gi|Ti|M|G|T)$",
+        expects="an amount of memory (480Gi)",
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = setting(
         None,
@@ -295,9 +331,13 @@ class Ssh(Ran):
         [],
         "The machines' names for ssh (`gpu1`, `me@10.0.0.5`), node 0 first; their number is nodes.count, which "
         "may be left out. They must share the file system of the run directory.",
+        expects="a machine as ssh knows it (`gpu1`, `me@10.0.0.5`)",
     )
     workdir: str | None = setting(
-        None, "The folder on them in which the run starts; default: the one where you submit.", pattern=r"^/"
+        None,
+        "The folder on them in which the run starts; default: the one where you submit.",
+        pattern=r"^/",
+        expects="a folder by its whole path (`/data/project`)",
     )
     options: Words = setting([], "Further options for ssh, such as `-p2222`; those that trainkit sets are refused.")
 

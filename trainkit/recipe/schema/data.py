@@ -324,12 +324,14 @@ class TargetData(_Loaded):
         "",
         "Function that makes the data set, `pkg.mod:name`, called with `args`: an object with `len()` and indexing, or "
         "a pair of these, for training and for validation.",
+        expects="an import path pkg.mod:name",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
     collate: ImportPath | None = setting(
         None,
         "Function that turns a list of samples into a batch, a mapping of tensors by the model's argument names, "
         "`pkg.mod:name`; null stacks samples that are such mappings.",
+        expects="an import path pkg.mod:name",
     )
     validation_fraction: float = setting(
         0.05, "Share of the samples held out for evaluation, from their end, if there is no pair.", gt=0, lt=1

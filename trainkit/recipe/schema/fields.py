@@ -32,6 +32,7 @@ class Setting:
     reads: str = ""
     missing: str = ""
     words: tuple[str, ...] = ()
+    expects: str = ""
     here: bool = False
     lines: bool = False
     variant: str = ""
@@ -163,6 +164,7 @@ def _walk(
                 reads=str(extra.get("reads", "")),
                 missing=str(extra.get("missing", "")),
                 words=tuple(extra.get("words", ())),
+                expects=str(extra.get("expects", "")),
                 here=bool(extra.get("here", False)),
                 lines=bool(extra.get("lines", False)),
                 variant=variant,

@@ -153,7 +153,7 @@ def _extend_mapping(definition: dict[str, Any], definitions: dict[str, Any]) -> 
 
 def _allow_interpolation(declared: dict[str, Any]) -> None:
     """A value that is no free text may also be written as `${…}`."""
-    kinds = {"description", "title", "default", "unit", "flag", "reads", "missing", "words", "here", "lines"}
+    kinds = {"description", "title", "default", "unit", "flag", "reads", "missing", "words", "expects", "here", "lines"}
     core = {name: declared.pop(name) for name in list(declared) if name not in kinds}
     if core.get("type") == "string" and not set(core) & {"enum", "const", "pattern"}:
         declared.update(core)

@@ -137,6 +137,7 @@ class Nodes(Section):
         "auto",
         "`host:port` of node 0, where the nodes meet; `auto` is a free local port on one machine.",
         pattern=rf"^(auto|([^\s:]+|\[[0-9a-fA-F:]+\]):{_PORT})$",
+        expects="`auto` or host:port with a port from 1 to 65535",
     )
 
 
@@ -205,6 +206,7 @@ class Output(Section):
         flag="output_dir",
         reads="output",
         pattern=r"\S",
+        expects="a folder",
     )
 
 

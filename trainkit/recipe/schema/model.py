@@ -118,6 +118,7 @@ class TargetModel(Section):
         "Function that makes the model, a torch.nn.Module, `pkg.mod:name`, called with `args`. The model is "
         "called with the inputs of "
         "a batch by name and returns its loss (alone, first in a tuple or as `loss`), or the input of train.loss.",
+        expects="an import path pkg.mod:name",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Arguments of the target, by name.", lines=True)
 

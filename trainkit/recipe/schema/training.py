@@ -134,6 +134,7 @@ class Optimizer(Section):
         "adamw_torch",
         "Optimizer: a name, or any class by its import path `pkg.mod:Class`, created as Class(groups, lr=lr, **args).",
         flag="optim",
+        expects="an import path pkg.mod:Class",
     )
     args: dict[str, Scalar | list[Scalar]] = setting({}, "Further arguments of the optimizer's class, by name.")
     # Weight decay, betas, eps and the floor of the schedule are those of GPT-3 (arXiv:2005.14165, appendix B).
@@ -166,6 +167,7 @@ class Train(Section):
         None,
         "Your own loss, `pkg.mod:name`, called as name(outputs, inputs) with the model's outputs and the "
         "batch as a mapping by name; it returns one number. null is the model's own loss.",
+        expects="an import path pkg.mod:name",
     )
     loss_reduction: Literal["mean", "sum"] = setting(
         "mean",
