@@ -19,6 +19,7 @@ from trainkit.recipe.schema.fields import Setting, members, schema
 from trainkit.recipe.validate import choices
 from trainkit.tools.hf.fields import FIELDS
 from trainkit.tools.hf.support import SUPPORT
+from trainkit.tools.registry import LAUNCHERS
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
@@ -156,3 +157,30 @@ def test_a_key_that_is_set_has_an_effect_or_is_an_error(layered: Layered, machin
         return
     without = executed(layered(BASE, kind, beside), facts)
     assert json.dumps(with_it) != json.dumps(without)
+
+
+LAUNCHERS_OWN = [
+    each for each in schema().all_settings() if each.key.startswith("launcher.") and each.key != "launcher.kind"
+]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("setting", LAUNCHERS_OWN, ids=lambda setting: setting.key)
+def test_every_launcher_obeys_or_refuses_each_of_its_keys(
+    layered: Layered, machine: Machine, launcher: str, setting: Setting
+) -> None:
+    facts = machine(0, packages=PACKAGES)
+    base = {
+        "program": {"kind": "torch", "script": "train.py"},
+        "devices": {"type": "cpu"},
+        "launcher": {"kind": launcher},
+        "strategy": {"kind": "single" if launcher == "python" else "ddp"},
+        "nodes": {"processes_per_node": 1 if launcher == "python" else 2},
+    }
+    without = executed(layered(base), facts)
+    try:
+        with_it = executed(layered(base, tree(setting.key, another(setting))), facts)
+    except RecipeError as error:
+        assert setting.key in {each.key for each in error.diagnostics}
+    else:
+        assert json.dumps(with_it) != json.dumps(without)
