@@ -186,3 +186,9 @@ def refusal(error: BaseException) -> tuple[str, str] | None:
 def refusal_in(lines: Iterable[str]) -> tuple[str, str] | None:
     """The first refusal of the system that a log shows, as of :func:`refusal`."""
     return next(filter(None, (refusal(RuntimeError(line.strip())) for line in lines)), None)
+
+
+def first_line(error: BaseException) -> str:
+    """A library's message in one line: transformers and Arrow follow it with pages."""
+    kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
+    return kind + str(error).strip().partition("\n")[0][:300]

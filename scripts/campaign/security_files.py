@@ -323,7 +323,7 @@ def _built(model: Path) -> Any:
 
 
 def _tokenize(folder: Path) -> None:
-    from trainkit.trainer.data.encoding import ChatError, open_encoder
+    from trainkit.data.tokenizer import ChatError, open_encoder
 
     encoder = open_encoder(str(folder / "work/given"))
     encoder.plain("the cat sat")

@@ -23,13 +23,13 @@ import torch
 from tests.trainer.sources import BERT, TINY, lines, parquet, shown
 from tests.trainer.sources import opened as opened_in_memory
 from tests.trainer.training import MakeSettings, parts_of, trained
+from trainkit.data.files import split_files
 from trainkit.errors import TrainingError
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import resume
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.sampler import SampleOrder
-from trainkit.trainer.data.shards import split_files
 from trainkit.trainer.data.source import Batch, Source
 from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt

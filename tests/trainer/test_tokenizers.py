@@ -16,12 +16,12 @@ import torch
 from tests.trainer.sources import lines, opened
 from tests.trainer.tiny_tokenizer import CHATML
 from tests.trainer.training import MakeSettings, parts_of
+from trainkit.data.tokenizer import open_encoder
 from trainkit.errors import TrainingError
 from trainkit.recipe.described import has_template
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.data import text
-from trainkit.trainer.data.encoding import open_encoder
 from trainkit.trainer.data.source import IGNORE_INDEX, Source
 from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER
+from trainkit.seeds import derived_seed
 from trainkit.text import join_names, pluralize
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.data.loader import training_batches
@@ -30,7 +31,6 @@ from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim import SkippedSteps, cached_casts
 from trainkit.trainer.perf.efficiency import CompileClock
-from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from pickle import UnpicklingError
@@ -11,13 +10,8 @@ import numpy as np
 import torch
 
 from trainkit.files import parse_json
+from trainkit.seeds import derived_seed
 from trainkit.trainer.checkpoint.safe_loading import Array, unpickled
-
-
-def derived_seed(*parts: int | str) -> int:
-    """A 63-bit seed from what it is for; equal parts give equal seeds on every machine."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def seed_generators(seed: int) -> None:

@@ -32,29 +32,6 @@ def imported(path: str, key: str) -> Callable[..., Any]:
     return made
 
 
-LARGEST_TEXT = 1 << 28  # bytes; the largest tokenizers take a tenth
-
-
-def refuse_special(folder: str, key: str) -> None:
-    """TrainingError for a folder on which libraries would hang: with a FIFO, a device, or endless settings."""
-    for path in sorted(Path(folder).glob("*")):
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise TrainingError(
-                f"{key}: {path} is not a regular file", hint="use the folder as save_pretrained writes it"
-            )
-        most = LARGEST_TEXT // 16 if path.name.endswith("config.json") else LARGEST_TEXT
-        if path.suffix in (".json", ".jinja", ".txt") and path.is_file() and path.stat().st_size > most:
-            raise TrainingError(
-                f"{key}: {path} is larger than any settings", hint="take it as save_pretrained makes it"
-            )
-
-
-def first_line(error: BaseException) -> str:
-    """A library's message in one line: transformers and Arrow follow it with pages."""
-    kind = "" if isinstance(error, ValueError | OSError | ImportError | RuntimeError) else f"{type(error).__name__}: "
-    return kind + str(error).strip().partition("\n")[0][:300]
-
-
 @contextmanager
 def blaming(key: str, target: str) -> Iterator[None]:
     """Turn an exception of user code into one line with the target, the error and its location in the code."""

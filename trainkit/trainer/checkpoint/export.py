@@ -20,6 +20,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit import lora
+from trainkit.data.tokenizer import tokenizer_files
 from trainkit.errors import TrainingError, TrainkitError
 from trainkit.hub.cache import name_of, public_name
 from trainkit.recipe.schema import HfModel, Recipe, TargetModel
@@ -27,7 +28,6 @@ from trainkit.recipe.schema.model import quantized_bits
 from trainkit.text import pluralize
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
-from trainkit.trainer.data.encoding import tokenizer_files
 from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import (
     add_adapters,

@@ -14,6 +14,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import read_whole
 from trainkit.planner.resume import spread, unreadable
 from trainkit.runner.rundir.layout import MANIFEST
+from trainkit.seeds import derived_seed
 from trainkit.text import join_names
 from trainkit.trainer.checkpoint.manifest import (
     Identity,
@@ -27,7 +28,7 @@ from trainkit.trainer.checkpoint.manifest import (
 )
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.parallel import Strategy
-from trainkit.trainer.randomness import derived_seed, restore_generator_states, seed_generators
+from trainkit.trainer.randomness import restore_generator_states, seed_generators
 from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 

@@ -10,14 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from trainkit.errors import TrainingError
-from trainkit.hub.cache import public_name
-from trainkit.hub.splits import RowSelection
-from trainkit.recipe.schema import DatasetData, Recipe
-from trainkit.recipe.schema.data import Mixed
-from trainkit.text import join_names, pluralize
-from trainkit.trainer.data.rows import RowReader, Rows, source_of_rows
-from trainkit.trainer.data.shards import (
+from trainkit.data.files import (
     START,
     TABLES,
     RawRow,
@@ -25,11 +18,19 @@ from trainkit.trainer.data.shards import (
     SourceRow,
     check_shard,
     chosen_files,
+    reading,
     rows_of,
 )
-from trainkit.trainer.data.source import Batch, BatchFormat, Labels, Samples, Source, reading
+from trainkit.errors import TrainingError
+from trainkit.hub.cache import public_name
+from trainkit.hub.splits import RowSelection
+from trainkit.recipe.schema import DatasetData, Recipe
+from trainkit.recipe.schema.data import Mixed
+from trainkit.seeds import derived_seed
+from trainkit.text import join_names, pluralize
+from trainkit.trainer.data.rows import RowReader, Rows, source_of_rows
+from trainkit.trainer.data.source import Batch, BatchFormat, Labels, Samples, Source
 from trainkit.trainer.data.streaming import RowStream, Sample, Shards, Windows, batch_of, samples_of
-from trainkit.trainer.randomness import derived_seed
 
 _LOOK = 4096  # bytes
 _TAIL = 8  # bytes at the end of a parquet file: the size of the metadata before them, and PAR1

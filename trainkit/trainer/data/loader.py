@@ -18,9 +18,9 @@ from trainkit.errors import TrainingError
 from trainkit.files import room_for_sockets
 from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.schema import Data
+from trainkit.seeds import derived_seed
 from trainkit.trainer.data.sampler import SampleOrder, positions_of_rank
 from trainkit.trainer.data.source import Batch, Samples
-from trainkit.trainer.randomness import derived_seed
 
 
 class Transfer:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from trainkit.recipe.schema import HfModel, RandomData, Recipe
+from trainkit.seeds import derived_seed
 from trainkit.trainer.data.source import Batch, Lengths, Samples, Source, pair_batch
-from trainkit.trainer.randomness import derived_seed
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:

@@ -12,12 +12,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trainkit.data.files import SourceRow
+from trainkit.data.tokenizer import ChatError, Encoder, fitted, open_encoder
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, HfModel, JsonlData, Recipe
 from trainkit.recipe.schema.model import is_packed
 from trainkit.text import join_names, pluralize
-from trainkit.trainer.data.encoding import ChatError, Encoder, fitted, open_encoder
-from trainkit.trainer.data.shards import SourceRow
 from trainkit.trainer.data.source import (
     IGNORE_INDEX,
     Batch,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trainkit.launch_plan.model import SolvedBatch
-from trainkit.trainer.randomness import derived_seed
+from trainkit.seeds import derived_seed
 
 _ROUNDS = 4  # of the Feistel network; enough to mix, and cheap (Luby and Rackoff 1988)
 _MASK = 2**64 - 1

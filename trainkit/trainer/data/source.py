@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from trainkit.errors import TrainingError
+from trainkit.data.tokenizer import Encoder
 from trainkit.recipe.schema import HfModel, Recipe
-from trainkit.trainer.data.encoding import Encoder
 
 IGNORE_INDEX = -100  # marks a target or label that is not predicted: the default `ignore_index` of torch's losses
 Ids = NDArray[np.integer[Any]]
@@ -102,15 +100,6 @@ class Source:
         """The same source, with batches that `change` makes from these samples."""
         train, validation = (Samples(len(each), partial(change, each)) for each in (self.train, self.validation))
         return dataclasses.replace(self, train=train, validation=validation)
-
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """In this context an OSError becomes a TrainingError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainingError(f"data.path: {file} cannot be read: {error.strerror or error}") from error
 
 
 def is_writing(recipe: Recipe) -> bool:

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainkit.data.files import RawRow, ShardPosition, reading, rows_of
 from trainkit.errors import TrainingError
+from trainkit.seeds import derived_seed
 from trainkit.trainer.data.rows import RowReader
 from trainkit.trainer.data.sampler import Permutation
-from trainkit.trainer.data.shards import RawRow, ShardPosition, rows_of
-from trainkit.trainer.data.source import Batch, BatchFormat, Ids, Mask, reading
-from trainkit.trainer.randomness import derived_seed
+from trainkit.trainer.data.source import Batch, BatchFormat, Ids, Mask
 
 _UNSHUFFLED = 64  # samples of a window that is not shuffled
 _BLOCK = 1 << 20  # picks counted at a time

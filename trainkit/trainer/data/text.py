@@ -22,11 +22,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trainkit.data.files import reading
+from trainkit.data.tokenizer import Encoder, open_encoder
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, remove_tree, try_lock
 from trainkit.recipe.schema import Recipe, TextData
-from trainkit.trainer.data.encoding import Encoder, open_encoder
-from trainkit.trainer.data.source import Ids, Samples, Source, reading
+from trainkit.trainer.data.source import Ids, Samples, Source
 from trainkit.trainer.data.tokens import Stretch, held_out
 
 STDLIB = "python-stdlib"

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.seeds import derived_seed
 from trainkit.trainer.data.sampler import RankSamples
 from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Samples, Source, Stream, is_writing
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.randomness import derived_seed
 
 _HIDDEN, _REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest stay unchanged
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from trainkit.seeds import derived_seed
 from trainkit.trainer.data.sampler import Permutation
 from trainkit.trainer.data.source import Samples
 from trainkit.trainer.distributed import sum_over_ranks
 from trainkit.trainer.parallel import Strategy
-from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.settings import Settings, World
 
 Pass = TypeVar("Pass")  # sample numbers of one forward pass

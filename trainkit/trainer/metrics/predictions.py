@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
+from trainkit.seeds import derived_seed
 from trainkit.trainer.data.source import IGNORE_INDEX, Labels, count_targets, targets_of
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.loop import TrainingProgress
@@ -22,7 +23,6 @@ from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.models.hf import EncoderDecoder
-from trainkit.trainer.randomness import derived_seed
 from trainkit.trainer.setup import Parts, facts_of
 
 log = logging.getLogger("trainkit.trainer")

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainkit.data.files import refuse_special
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json
 from trainkit.hub.cache import name_of
@@ -21,7 +22,6 @@ from trainkit.lora import AGREED, CONFIG, NO_LORA, SAME, WEIGHTS, differing, num
 from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.text import join_names
 from trainkit.trainer.models.base import Model, is_linear
-from trainkit.trainer.user_code import refuse_special
 
 
 def add_adapters(model: Model, settings: Peft) -> None:

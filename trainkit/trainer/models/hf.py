@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainkit.errors import TrainingError
+from trainkit.data.files import refuse_special
+from trainkit.errors import TrainingError, first_line
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.text import join_names
@@ -23,7 +24,6 @@ from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.models.quantized import as_plain, quantize_in_place, reading_options, refuse_quantized, tell_peft
 from trainkit.trainer.optim import DTYPES
-from trainkit.trainer.user_code import first_line, refuse_special
 
 # Architectures (`model_type`) whose logits are what one linear layer gives, as it is: neither scaled nor capped.
 PLAIN = frozenset(

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import TrainingError
-from trainkit.trainer.user_code import first_line, refuse_special
+from trainkit.data.files import refuse_special
+from trainkit.errors import TrainingError, first_line
 
 # A template may mark what the assistant wrote: https://huggingface.co/docs/transformers/chat_templating
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from trainkit.errors import TrainingError
+from trainkit.errors import TrainingError, first_line
 from trainkit.files import parse_json
 from trainkit.hub.splits import READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
 from trainkit.recipe.suggestions import nearest
-from trainkit.trainer.data.source import reading
-from trainkit.trainer.user_code import first_line
 
 # First bytes of files that are not JSON lines, whatever their names: what they are, and what to do.
 _NO_LINES = {
@@ -31,6 +29,32 @@ TABLES = (".parquet", ".arrow")  # endings of files that are not JSON lines
 _MISSING = object()
 _NOTHING: tuple[Any, ...] = (None, "", [])
 _READ = 128  # rows at a time: all their columns are held in memory
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """In this context an OSError becomes a TrainingError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"data.path: {file} cannot be read: {error.strerror or error}") from error
+
+
+LARGEST_TEXT = 1 << 28  # bytes; the largest tokenizers take a tenth
+
+
+def refuse_special(folder: str, key: str) -> None:
+    """TrainingError for a folder on which libraries would hang: with a FIFO, a device, or endless settings."""
+    for path in sorted(Path(folder).glob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TrainingError(
+                f"{key}: {path} is not a regular file", hint="use the folder as save_pretrained writes it"
+            )
+        most = LARGEST_TEXT // 16 if path.name.endswith("config.json") else LARGEST_TEXT
+        if path.suffix in (".json", ".jinja", ".txt") and path.is_file() and path.stat().st_size > most:
+            raise TrainingError(
+                f"{key}: {path} is larger than any settings", hint="take it as save_pretrained makes it"
+            )
 
 
 class SourceRow(NamedTuple):
