@@ -157,7 +157,7 @@ class ChatTemplate:
                 answer, start = f"{head}{text}{tail}", len(prompt) - lead
                 if full.startswith(prompt[:start]) and full.startswith(answer, start):
                     # Written as another answer was: its ends are where that one's were, without one more rendering.
-                    shared.append(self._stopped(full, start, start + len(answer)))
+                    shared.append((start, start + len(answer)))
                     continue
             upto = full if place == len(chat) - 1 else self._text(chat[: place + 1], tools, prompt=False)
             start = self._start(upto, prompt, chat[: place + 1], tools)
@@ -165,14 +165,20 @@ class ChatTemplate:
             if not answer.strip() or any(name not in answer for name, _ in _calls(message)):
                 raise ChatError(f"the chat template leaves out message {place + 1}, an answer, or its calls of tools")
             self._look_for_cuts(message, answer)
+            stop = found = self._stop(upto, start, len(upto))
+            # A token that ends every chat is not there when others follow.
+            while found and not full.startswith(upto[: found[1]]):
+                found = self._stop(upto, start, found[0])
+            end = (found or stop or (start, len(upto)))[1]
+            if not stop:
+                self._remark(NO_STOP)
+            if not found and (stop or not full.startswith(upto)):
+                own.append(Rendering(upto, ((start, end),)))
+                continue
+            shared.append((start, end))
             if plain and text in answer and prompt and upto.startswith(prompt[:start]):
-                head, _, tail = answer.partition(text)
+                head, _, tail = upto[start:end].partition(text)
                 around = (len(prompt) - start, head, tail)
-            learned = self._stopped(upto, start, len(upto))
-            if full.startswith(upto):
-                shared.append(learned)
-            else:
-                own.append(Rendering(upto, (learned,)))
         return [*([Rendering(full, tuple(reversed(shared)))] if shared else []), *reversed(own)]
 
     def _by_marks(
@@ -184,11 +190,13 @@ class ChatTemplate:
             marks = [each for each in marks if each[0] >= len(earlier)] if text.startswith(earlier) else marks[-1:]
         if not marks:
             raise ChatError("the chat template marks no part of it as the assistant's")
-        if self._stop(text, *marks[-1]) is None:
+        if not self._stop(text, *marks[-1]):
             self._remark(UNMARKED_STOP)
         for message in chat:
             self._look_for_cuts(message, text)
-        return Rendering(text, tuple((start, max(end, self._stop(text, start, end) or 0)) for start, end in marks))
+        return Rendering(
+            text, tuple((start, max(end, (self._stop(text, start, end) or (0, 0))[1])) for start, end in marks)
+        )
 
     def _prompt(self, chat: list[Message], tools: Tools | None) -> str | None:
         """What makes the model answer after these messages; None where the template cannot, as after none."""
@@ -211,7 +219,7 @@ class ChatTemplate:
         if others[0] == others[1] or not upto.startswith(others[0][:start]):
             # As of calls of tools alone: as much of the opening as both have, in whole special tokens.
             start = _common(prompt, upto) if opening and prompt else 0
-            while start > len(earlier) and self._stop(upto, len(earlier), start) != start:
+            while start > len(earlier) and (self._stop(upto, len(earlier), start) or (0, 0))[1] != start:
                 start -= 1
             if start <= len(earlier):
                 raise ChatError(
@@ -226,22 +234,16 @@ class ChatTemplate:
         written = len(upto[:start].rstrip())
         return start if prompt is None or prompt.endswith(upto[written:start]) else written
 
-    def _stopped(self, text: str, start: int, end: int) -> tuple[int, int]:
-        """The range up to the token that ends the answer, without white space after it."""
-        stop = self._stop(text, start, end)
-        if stop is None:
-            self._remark(NO_STOP)
-        return start, end if stop is None else stop
-
-    def _stop(self, text: str, start: int, end: int) -> int | None:
-        """The end of the special token that, but for white space, ends a range; None if none does."""
+    def _stop(self, text: str, start: int, end: int) -> tuple[int, int] | None:
+        """Where the special token lies that, but for white space, ends a range; None if none does."""
         while end > start and text[end - 1].isspace():
             end -= 1
         for length in self._lengths:
             if length <= end - start and (token := text[end - length : end]) in self._ends:
+                begin = end - length
                 while token in self._greedy and end < len(text) and text[end].isspace():
                     end += 1
-                return end
+                return begin, end
         return None
 
     def _look_for_cuts(self, message: Message, shown: str) -> None:
@@ -407,8 +409,9 @@ def _unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _built_in(name: str, special: Mapping[str, Any], added: Collection[str]) -> tuple[str, list[str]]:
-    """A built-in template for a tokenizer, and remarks on it. No token is added to the tokenizer: it has to be able to
-    end an answer, with the template's own token or with its eos_token.
+    """A built-in template for a tokenizer, and remarks on it.
+
+    No token is added to the tokenizer: answers end with the template's own token if it is one, else with eos_token.
     """
     source = (_TEMPLATES / f"{name}.jinja").read_text("utf-8")
     end = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>"}.get(name)
@@ -455,8 +458,20 @@ def _compile(source: str) -> tuple[jinja2.Template, bool, set[str]]:
             around = (nodes.Output([nodes.TemplateData(mark)]) for mark in (_OPEN, _CLOSE))
             return nodes.Scope([next(around), *body, next(around)]).set_lineno(line)
 
+    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            """As the sandbox does, but at once for what templates ask most: the key of a message."""
+            if type(obj) is dict and not hasattr(dict, attribute):
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            return super().getattr(obj, attribute)
+
     class Namespace(jinja2.utils.Namespace):
-        """Without names that lead a template out of its sandbox."""
+        """Without names that may lead a template out of its sandbox, as in transformers."""
+
+        def __init__(self, /, *pairs: Any, **values: Any) -> None:
+            super().__init__()
+            for name, value in dict(*pairs, **values).items():
+                self[name] = value
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):
@@ -475,9 +490,7 @@ def _compile(source: str) -> tuple[jinja2.Template, bool, set[str]]:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals.update(
         raise_exception=raise_exception,

@@ -375,6 +375,7 @@ def test_what_is_no_chat_to_learn_from_is_refused(chat: Any, message: str) -> No
         ("{{ messages.append(1) }}", "the chat template fails: SecurityError"),
         ("{{ ''.__class__.__mro__ }}", "the chat template fails: SecurityError"),
         ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "the chat template fails: SecurityError"),
+        ("{% set n = namespace(__call__=1) %}", "the chat template fails: SecurityError"),
         ("{% generation %}{% endgeneration %}", "marks no part of it"),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out message 2"),
         ("{{ messages | length }}", "begins is unknown"),
@@ -395,6 +396,17 @@ def test_an_answer_that_nothing_ends_is_remarked() -> None:
     marked = made(PLAIN.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}"))
     assert marked.learnable(CHATS["one"])[0].learned
     assert marked.remarks == (UNMARKED_STOP,)
+
+
+def test_a_token_that_ends_every_chat_does_not_make_texts_of_their_own() -> None:
+    """As Phi-3's <|endoftext|>, which is at the end of a chat alone."""
+    found = made(PROMPTED.replace("%}<assistant>", "%}<assistant>{% else %}<|im_end|>")).learnable(CHATS["three"])
+    assert shown(found) == [
+        (
+            "<user>Hi</s>\n<assistant>⟦Hello.</s>⟧\n<user>And?</s>\n<assistant>⟦Sure.</s>⟧\n"
+            "<user>Hi</s>\n<assistant>⟦Bye.</s>\n<|im_end|>⟧"
+        )
+    ]
 
 
 def test_marks_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
