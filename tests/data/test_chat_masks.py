@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import unittest.mock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def answer(text: str, **more: Any) -> dict[str, Any]:
 
 
 SYSTEM = {"role": "system", "content": "Be kind."}
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -235,7 +236,9 @@ def test_texts_are_those_of_transformers(name: str, monkeypatch: pytest.MonkeyPa
     for case, chat in CHATS.items():
         for end in range(1, len(chat) + 1):
             for prompt in (False, True):
-                tools = tools_of(case)
+                tools = tools_of(case) and [
+                    {**WEATHER, "function": {**WEATHER["function"], "description": "Météo <&>"}}
+                ]
                 try:
                     expected = tokenizer.apply_chat_template(
                         chat[:end], tools=tools, tokenize=False, add_generation_prompt=prompt
@@ -309,6 +312,29 @@ def test_an_answer_that_is_changed_later_has_a_text_of_its_own_and_others_share_
     ]
 
 
+def test_a_change_of_what_is_before_an_answer_is_noticed_where_it_changes_no_place() -> None:
+    long = made("{{ 'long' if messages | length > 4 else 'less' }} " + PROMPTED)
+    assert shown(long.learnable(CHATS["three"])) == [
+        (
+            "long <user>Hi</s>\n<assistant>Hello.</s>\n<user>And?</s>\n<assistant>Sure.</s>\n"
+            "<user>Hi</s>\n<assistant>⟦Bye.</s>⟧\n"
+        ),
+        "less <user>Hi</s>\n<assistant>⟦Hello.</s>⟧\n",
+        "less <user>Hi</s>\n<assistant>Hello.</s>\n<user>And?</s>\n<assistant>⟦Sure.</s>⟧\n",
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "qwen2.5", "gemma-3", "mistral", "deepseek-r1", "zephyr", "command-r"])
+def test_a_chat_is_rendered_once_for_each_answer_and_a_few_times_more(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = template_of(name)
+    rendering = unittest.mock.Mock(side_effect=template._raw)
+    monkeypatch.setattr(template, "_raw", rendering)
+    template.learnable([message for turn in range(10) for message in (user(f"{turn}?"), answer(f"{turn}!"))])
+    assert rendering.call_count <= 1 + 10 + 4
+
+
 def test_reasoning_within_an_answer_is_kept_or_its_loss_is_remarked() -> None:
     chat = [user("Hi"), answer("<think>\nGreet.\n</think>\n\nHello.")]
     qwen, deepseek = template_of("qwen3"), template_of("deepseek-r1")
@@ -329,6 +355,10 @@ def test_arguments_of_calls_may_be_json_or_a_mapping(name: str) -> None:
 def test_parts_of_text_are_printed_as_text(name: str) -> None:
     chat = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in CHATS["one"]]
     assert shown(template_of(name).learnable(chat)) == list(FAMILIES[name].expected["one"])
+    twice = [{**each, "content": [*each["content"], {"type": "text", "text": "Well?"}]} for each in chat]
+    (found,) = template_of(name).learnable(twice)
+    asked, said = re.findall(r"Hi\s?Well\?|Hello\.\s?Well\?", found.text)
+    assert (asked, said) == (("HiWell?", "Hello.Well?") if name == "gemma-3" else ("Hi\nWell?", "Hello.\nWell?"))
     with pytest.raises(ChatError, match="message 1 has content other than text"):
         template_of(name).learnable([{"role": "user", "content": [{"type": "image"}]}, answer("A cat.")])
 
@@ -347,7 +377,11 @@ def test_answers_in_a_row_and_one_before_any_question_are_learned() -> None:
 def test_missing_keys_filled_with_none_change_nothing() -> None:
     filled = [{**each, "tool_calls": None, "name": None, "reasoning_content": None} for each in CHATS["one"]]
     for name in FAMILIES:
-        assert shown(template_of(name).learnable(filled)) == list(FAMILIES[name].expected["one"])
+        assert shown(template_of(name).learnable(filled, [])) == list(FAMILIES[name].expected["one"])
+    named = made(
+        PROMPTED.replace("{{ m.content }}", "{{ m.content }}{% if m.name is defined %} ({{ m.name }}){% endif %}")
+    )
+    assert shown(named.learnable(filled)) == ["<user>Hi</s>\n<assistant>⟦Hello.</s>⟧\n"]
 
 
 @pytest.mark.parametrize(
@@ -390,6 +424,7 @@ def test_an_answer_that_nothing_ends_is_remarked() -> None:
     bare = made(PROMPTED.replace("</s>", ""))
     assert shown(bare.learnable(CHATS["one"])) == ["<user>Hi\n<assistant>⟦Hello.\n⟧"]
     assert bare.remarks == (NO_STOP,)
+    assert len(bare.learnable(CHATS["three"])) == 1
     ended = made(PROMPTED)
     assert shown(ended.learnable(CHATS["one"])) == ["<user>Hi</s>\n<assistant>⟦Hello.</s>⟧\n"]
     assert not ended.remarks
