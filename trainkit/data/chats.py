@@ -440,6 +440,7 @@ def _compile(source: str) -> tuple[jinja2.Template, bool, set[str]]:
     import jinja2.exceptions
     import jinja2.ext
     import jinja2.meta
+    import jinja2.runtime
     import jinja2.sandbox
     import jinja2.utils
     from jinja2 import nodes, parser
@@ -458,13 +459,6 @@ def _compile(source: str) -> tuple[jinja2.Template, bool, set[str]]:
             around = (nodes.Output([nodes.TemplateData(mark)]) for mark in (_OPEN, _CLOSE))
             return nodes.Scope([next(around), *body, next(around)]).set_lineno(line)
 
-    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        def getattr(self, obj: Any, attribute: str) -> Any:
-            """As the sandbox does, but at once for what templates ask most: the key of a message."""
-            if type(obj) is dict and not hasattr(dict, attribute):
-                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-            return super().getattr(obj, attribute)
-
     class Namespace(jinja2.utils.Namespace):
         """Without names that may lead a template out of its sandbox, as in transformers."""
 
@@ -477,6 +471,15 @@ def _compile(source: str) -> tuple[jinja2.Template, bool, set[str]]:
             if name.startswith("_"):
                 raise jinja2.exceptions.SecurityError(f"{name!r} is not for templates")
             super().__setitem__(name, value)
+
+    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            """As the sandbox does, but without its detours for the keys of messages, for namespaces and for loops."""
+            if type(obj) is dict and not hasattr(dict, attribute):
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            if type(obj) in (Namespace, jinja2.runtime.LoopContext) and not attribute.startswith("_"):
+                return getattr(obj, attribute) if hasattr(obj, attribute) else self.undefined(obj=obj, name=attribute)
+            return super().getattr(obj, attribute)
 
     def tojson(
         value: Any,
