@@ -20,7 +20,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validate import with_kinds
 from trainkit.runner.binding import child_environment
 
-PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
+PACKAGES = {"torch": "2.13.0", "numpy": "2.4.0", "safetensors": "0.8.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 GIGABYTE = 1024**3
 # A card's name -> its compute capability; others have that of a V100.
 CAPABILITIES = {

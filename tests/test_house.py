@@ -17,6 +17,7 @@ from tests.loaded_scripts import script
 ROOT = Path(__file__).parents[1]
 
 PURE = (
+    "trainkit.distribution",
     "trainkit.decode",
     "trainkit.errors",
     "trainkit.rule",

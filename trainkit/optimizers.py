@@ -16,7 +16,7 @@ ON_DEEPSPEED = ("zero0", *ZERO)  # the strategies of DeepSpeed's engine
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What must be installed. install: the command where trainkit's extra `optimizers` does not bring it."""
+    """What must be installed. install: the command, with {pip} for the interpreter's, where its name is not enough."""
 
     name: str
     minimum: str
@@ -92,7 +92,7 @@ _XLA = Incompatibility(
 )
 _APEX = (
     # the package of that name on PyPI is something else
-    "APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation git+https://github.com/NVIDIA/apex, "
+    "APEX_CPP_EXT=1 APEX_CUDA_EXT=1 {pip} install --no-build-isolation git+https://github.com/NVIDIA/apex, "
     "or use a container that has it; adamw_torch_fused needs neither"
 )
 

@@ -22,6 +22,7 @@ from tests.conftest import Trainkit
 from tests.loaded_scripts import script
 from tests.tiers import lacks
 from trainkit.__main__ import OLDEST
+from trainkit.distribution import NAME
 from trainkit.doctor.checks.packages import OLDEST as OLDEST_FOR_THE_DOCTOR
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +192,7 @@ def test_an_old_python_reads_what_tells_it_so() -> None:
 
 
 def metadata(folder: Path, name: str, version: str, *requires: str) -> None:
-    info = folder / f"{name}-{version}.dist-info"
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {each}" for each in requires]
@@ -209,21 +210,22 @@ def test_a_dependency_that_is_missing_is_named(trainkit: Trainkit, tmp_path: Pat
 
     done = call()
     assert done.returncode == 4 and done.stderr.startswith("error: the module typer is not installed"), done.stderr
-    metadata(tmp_path / "packages", "trainkit", "0.1.0", "typer>=0.24", "omegaconf<3,>=2.3", "torch>=2.6; extra == 'x'")
+    assert done.stderr.endswith(f": {sys.executable} -m pip install -e {ROOT}\n")
+    metadata(tmp_path / "packages", NAME, "0.1.0", "typer>=0.24", "omegaconf<3,>=2.3", "torch>=2.6; extra == 'x'")
     done = call(tmp_path / "packages")
     assert done.returncode == 4
-    assert "error: trainkit requires typer>=0.24; it is not installed\n  next: pip install 'typer>=0.24'" in done.stderr
+    install = f"next: {sys.executable} -m pip install"
+    assert f"error: trainkit requires typer>=0.24; it is not installed\n  {install} 'typer>=0.24'" in done.stderr
     assert "trainkit requires omegaconf<3,>=2.3; it is not installed" in done.stderr
     assert "torch" not in done.stderr and "2 errors" in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("trainkit-bug")] == []
 
 
 def test_a_dependency_that_is_too_old_is_named(trainkit: Trainkit, tmp_path: Path) -> None:
-    metadata(tmp_path / "packages", "trainkit", "0.1.0", "typer>=0.24", "rich>=13")
+    metadata(tmp_path / "packages", NAME, "0.1.0", "typer>=0.24", "rich>=13")
     metadata(tmp_path / "packages", "typer", "0.12.5")
     (tmp_path / "packages" / "typer.py").write_text("Typer = BadParameter = object\n")
     done = trainkit("plan", "quickstart", environ={"PYTHONPATH": f"{tmp_path / 'packages'}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stdout) == (4, "")
-    assert (
-        done.stderr == "error: trainkit requires typer>=0.24; 0.12.5 is installed\n  next: pip install 'typer>=0.24'\n"
-    )
+    install = f"{sys.executable} -m pip install 'typer>=0.24'"
+    assert done.stderr == f"error: trainkit requires typer>=0.24; 0.12.5 is installed\n  next: {install}\n"

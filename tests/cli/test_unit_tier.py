@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from tests.installed import brought_by, plain
 
 ROOT = Path(__file__).parents[2]
 COLLECT = """
@@ -34,26 +33,8 @@ sys.exit(pytest.main(words, plugins=[Absent()]))
 """
 
 
-def plain(name: str) -> str:
-    return name.lower().replace("_", "-")
-
-
-def required(distribution: str, extras: Iterable[str], found: set[tuple[str, frozenset[str]]]) -> None:
-    """Collect what a distribution requires with the extras, and what that requires in its turn."""
-    for requirement in map(Requirement, metadata.requires(distribution) or ()):
-        marker = requirement.marker
-        if marker and not any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            continue
-        one = plain(requirement.name), frozenset(requirement.extras)
-        if one not in found:
-            found.add(one)
-            required(requirement.name, requirement.extras, found)
-
-
 def test_the_unit_tier_is_collected_without_a_training_library() -> None:
-    found: set[tuple[str, frozenset[str]]] = set()
-    required("trainkit", ["test"], found)
-    kept = {"trainkit", *(name for name, _ in found)}
+    kept = brought_by(["test"])
     modules = metadata.packages_distributions().items()
     others = [module for module, of in modules if not kept & {plain(name) for name in of}]
     assert {"torch", "numpy", "huggingface_hub", "pyarrow"} <= set(others)

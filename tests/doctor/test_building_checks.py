@@ -52,7 +52,7 @@ def test_a_ninja_beside_the_interpreter_that_is_not_on_path_is_found(real: Machi
     real.environ["PATH"] = str(real.bin)
     real.finds("build-tools", "warning", f"export PATH={beside.parent}:$PATH")
     beside.unlink()
-    real.finds("build-tools", "warning", f"{python} -m pip install ninja")
+    real.finds("build-tools", "warning", f"{python} -m pip install 'ninja>=1.11.1,<2'")
     real.environ["PATH"] += f":{real.folder('venv/bin')}"
     real.program("venv/bin/ninja", "echo 'ninja: bad interpreter' >&2; exit 126")
     real.finds("build-tools", "warning", "bad interpreter")
@@ -188,7 +188,11 @@ def test_only_the_cards_of_the_plan_are_judged(machine: Machine) -> None:
 
 def test_what_blocks_the_plan_is_a_problem(machine: Machine) -> None:
     machine.finds("plan", "skipped")
-    machine.finds("plan", "problem", "pip install 'trainkit[train]'", target=target_for(machine, "quickstart"))
+    install = "-m pip install 'torch>=2.6,<2.14' 'numpy>=1.26,<3' 'safetensors>=0.4.3,<0.9'"
+    machine.finds("plan", "problem", install, target=target_for(machine, "quickstart"))
     machine.package("torch", "2.13.0")
     machine.package("numpy", "2.4.0")
+    machine.package("safetensors", "0.8.0")
     machine.finds("plan", "ok", target=target_for(machine, "quickstart"))
+    install = "-m pip install 'deepspeed>=0.19.4,<0.19.9' 'ninja>=1.11.1,<2'"
+    machine.finds("plan", "problem", install, target=target_for(machine, "zero2", "devices.type=cpu"))

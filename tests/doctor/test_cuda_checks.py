@@ -99,7 +99,7 @@ def test_libraries_of_a_newer_driver_may_make_up_for_an_old_one(machine: Machine
 
 def test_a_torch_for_cpus_beside_a_driver_is_named(good: Machine) -> None:
     install_torch(good, cuda=None)
-    good.finds("driver", "warning", "pip install torch")
+    good.finds("driver", "warning", "pip install 'torch>=2.6,<2.14'")
 
 
 def test_a_card_without_a_driver_is_found(machine: Machine) -> None:

@@ -63,7 +63,7 @@ def test_only_packages_that_the_plan_imports_are_judged(machine: Machine) -> Non
 
 
 def test_a_machine_without_torch_is_told_so(machine: Machine) -> None:
-    machine.finds("packages", "warning", "pip install 'trainkit[train]'")
+    machine.finds("packages", "warning", "-m pip install 'torch>=2.6,<2.14' 'numpy>=1.26,<3' 'safetensors>=0.4.3,<0.9'")
 
 
 def test_the_deprecated_pynvml_is_found(machine: Machine) -> None:
@@ -115,7 +115,7 @@ def test_a_package_that_is_there_twice_is_found(machine: Machine) -> None:
         "interpreter", "note", "the first one is imported", packages=(str(other), str(machine.site))
     )  # fmt: skip
     machine.file("site-packages/torch-2.5.1.dist-info/METADATA", "Name: torch\nVersion: 2.5.1\n")
-    machine.finds("interpreter", "warning", "-m pip install --force-reinstall torch")
+    machine.finds("interpreter", "warning", "-m pip install --force-reinstall 'torch>=2.6,<2.14'")
 
 
 @pytest.mark.parametrize("name", ["PET_NNODES", "ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "FSDP_OFFLOAD"])

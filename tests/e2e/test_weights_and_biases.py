@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,4 +89,4 @@ def test_a_missing_wandb_blocks_the_run_with_the_command_that_installs_it(
     done = trainkit("run", str(tiny_recipe), "logging.report_to=[wandb]", environ={"PYTHONPATH": path})
     assert done.returncode == 4
     assert "logging.report_to wandb requires wandb >= 0.19; 0.12.0 is installed" in done.stderr
-    assert "pip install 'trainkit[report]'" in done.stderr
+    assert f"{sys.executable} -m pip install 'wandb>=0.19,<1'" in done.stderr

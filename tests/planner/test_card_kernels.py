@@ -27,7 +27,7 @@ def notices(layered: Layered, facts: Facts, words: str, **recipe: Any) -> list[N
 
 
 def built(torch: str, cuda: str) -> dict[str, Any]:
-    packages = {"torch": torch, "numpy": "2.4.0"}
+    packages = {"torch": torch, "numpy": "2.4.0", "safetensors": "0.8.0"}
     return {"packages": packages, "torch": TorchBuild(f"{torch}+cu{cuda.replace('.', '')}", cuda)}
 
 
@@ -72,7 +72,7 @@ def test_a_torch_without_kernels_for_a_card_is_told_before_the_run(
 
 def test_the_build_is_known_by_the_version_where_torch_is_not_installed(layered: Layered, machine: Machine) -> None:
     def said(torch: str, gpus: int = 1) -> list[str]:
-        facts = machine(gpus, V100, packages={"torch": torch, "numpy": "2.4.0"})
+        facts = machine(gpus, V100, packages={"torch": torch, "numpy": "2.4.0", "safetensors": "0.8.0"})
         return [each.severity for each in notices(layered, facts, "built for CUDA")]
 
     assert said("2.13.0+cu130") == ["blocker"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from trainkit.distribution import RELEASES, install
 from trainkit.errors import RecipeError
 from trainkit.launch_plan.context import bare_context
 from trainkit.launch_plan.model import Device
@@ -21,7 +21,6 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import Launcher
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
-ROOT = Path(__file__).resolve().parents[2]
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 
@@ -193,32 +192,49 @@ def test_all_that_is_unsound_is_said_at_once(layered: Layered, machine: Machine)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "packages", "missing"),
+    ("recipe", "packages", "missing", "command"),
     [
         (
             {"strategy": {"kind": "zero1"}},
-            {"torch": "2.13.0", "numpy": "2.0"},
+            {"torch": "2.13.0", "numpy": "2.0", "safetensors": "0.8.0"},
             ["deepspeed >= 0.19.4; it is not installed"],
+            "'deepspeed>=0.19.4,<0.19.9' 'ninja>=1.11.1,<2'",
         ),
-        ({"strategy": {"kind": "ddp"}}, {}, ["torch >= 2.6; it is not installed", "numpy"]),
-        ({"strategy": {"kind": "fsdp"}}, {"torch": "2.4.1", "numpy": "2.0"}, ["torch >= 2.6; 2.4.1 is installed"]),
+        (
+            {"strategy": {"kind": "ddp"}},
+            {},
+            ["torch >= 2.6; it is not installed", "numpy", "safetensors"],
+            "'torch>=2.6,<2.14' 'numpy>=1.26,<3' 'safetensors>=0.4.3,<0.9'",
+        ),
+        (  # its command is for all that the plan needs
+            {"strategy": {"kind": "fsdp"}},
+            {"torch": "2.4.1", "numpy": "2.0", "safetensors": "0.8.0"},
+            ["torch >= 2.6; 2.4.1 is installed"],
+            "'torch>=2.7,<2.14'",
+        ),
         (
             {"launcher": {"kind": "accelerate"}},
-            {"torch": "2.13.0", "numpy": "2.0"},
+            {"torch": "2.13.0", "numpy": "2.0", "safetensors": "0.8.0"},
             ["launcher accelerate requires accelerate >= 1.9"],
+            "'accelerate>=1.9,<1.16'",
         ),
-        ({"program": {"kind": "torch", "script": "t.py"}}, {}, []),
+        ({"program": {"kind": "torch", "script": "t.py"}}, {}, [], ""),
     ],
 )
 def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
-    layered: Layered, machine: Machine, recipe: dict[str, Any], packages: dict[str, str], missing: list[str]
+    layered: Layered,
+    machine: Machine,
+    recipe: dict[str, Any],
+    packages: dict[str, str],
+    missing: list[str],
+    command: str,
 ) -> None:
     plan = build_plan(layered(recipe), machine(packages=packages)).plan
     found = [notice for notice in plan.notices if notice.severity == "blocker"]
     assert len(found) == len(missing)
     for words, notice in zip(missing, found, strict=True):
         assert words in notice.what
-        assert "pip install 'trainkit[train]'" in notice.hint
+        assert notice.hint == f"/opt/python -m pip install {command}"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +253,7 @@ def test_a_missing_package_blocks_the_run_and_says_how_to_install_it(
 def test_the_trainer_wants_a_newer_deepspeed_than_programs_that_choose_theirs(
     layered: Layered, machine: Machine, program: dict[str, str], version: str, blocked: str | None
 ) -> None:
-    packages = {"torch": "2.13.0", "numpy": "2.0", "deepspeed": version}
+    packages = {"torch": "2.13.0", "numpy": "2.0", "safetensors": "0.8.0", "deepspeed": version}
     plan = build_plan(layered({"strategy": {"kind": "zero2"}, "program": program}), machine(packages=packages)).plan
     assert [each.what for each in plan.notices if each.severity == "blocker"] == ([blocked] if blocked else [])
 
@@ -271,7 +287,14 @@ MESH, SEQUENCES = of_accelerate(tp="2"), of_accelerate(sp="2")
 def test_what_an_older_release_cannot_do_is_blocked(
     layered: Layered, machine: Machine, recipe: dict[str, Any], installed: dict[str, str], blocked: str | None
 ) -> None:
-    packages = {"torch": "2.13.0", "numpy": "2.0", "accelerate": "1.15.0", "deepspeed": "0.19.8", **installed}
+    packages = {
+        "torch": "2.13.0",
+        "numpy": "2.0",
+        "safetensors": "0.8.0",
+        "accelerate": "1.15.0",
+        "deepspeed": "0.19.8",
+        **installed,
+    }
     layer = {"strategy": {"kind": "fsdp"}, "devices": {"type": "cpu"}, "nodes": {"processes_per_node": 2}, **recipe}
     plan = build_plan(layered(layer), machine(packages=packages)).plan
     found = [each.what for each in plan.notices if each.severity == "blocker"]
@@ -279,19 +302,29 @@ def test_what_an_older_release_cannot_do_is_blocked(
     assert not blocked or found[0].startswith(blocked)
 
 
-def test_what_an_extra_installs_is_new_enough_for_every_choice_that_names_it() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+def test_a_hint_is_for_the_interpreter_that_the_run_has(layered: Layered, machine: Machine) -> None:
+    def hint(executable: str, **recipe: Any) -> str:
+        plan = build_plan(layered({"logging": {"report_to": ["wandb"]}, **recipe}), machine(executable=executable)).plan
+        (found,) = plan.blockers
+        return found.hint
+
+    install = "-m pip install 'wandb>=0.19,<1'"
+    assert hint("python") == f"python {install}"  # of a profile: no path is known
+    assert hint("/opt/it's mine/python") == f"""'/opt/it'"'"'s mine/python' {install}"""
+    elsewhere = {"kind": "slurm", "python": "/shared/bin/python"}
+    assert hint("/opt/python", cluster=elsewhere) == f"/shared/bin/python {install}"
+
+
+def test_what_a_hint_installs_is_new_enough_for_every_choice_that_names_it() -> None:
     tools = [*(of_tool("launcher", name) for name in LAUNCHERS), *(of_tool("program", kind) for kind in PROGRAMS)]
     rows = (*REQUIREMENTS, *(each for tool in tools for each in tool))
     wanted = [each for each in rows if not each.install]
     assert len(wanted) > 10
     for each in wanted:
-        (brought,) = (
-            line.removeprefix(f"{each.package}>=")
-            for line in extras[each.extra]
-            if line.startswith(f"{each.package}>=")
-        )
-        assert at_least(brought, each.minimum), each
+        oldest, untested = RELEASES[each.package]
+        assert at_least(untested, each.minimum) and untested != each.minimum, each
+        lowest = re.search(r">=([\d.]+),<", install("python", f"{each.package}>={each.minimum}"))
+        assert lowest and at_least(lowest[1], oldest) and at_least(lowest[1], each.minimum), each
 
 
 @pytest.mark.parametrize(
@@ -311,10 +344,12 @@ def test_a_reporter_of_the_trainer_needs_its_package(
     layered: Layered, machine: Machine, program: dict[str, Any], installed: dict[str, str], blocked: str | None
 ) -> None:
     recipe = layered({"logging": {"report_to": ["tensorboard"]}, "program": program})
-    plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", **installed})).plan
+    plan = build_plan(
+        recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", "safetensors": "0.8.0", **installed})
+    ).plan
     found = [notice for notice in plan.notices if notice.severity == "blocker"]
     assert [notice.what for notice in found] == ([blocked] if blocked else [])
-    assert all(notice.hint == "pip install 'trainkit[report]'" for notice in found)
+    assert all(notice.hint == "/opt/python -m pip install 'tensorboard>=2.18,<3'" for notice in found)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_only_backends_that_can_train_are_proposed(layered: Layered, machine: Ma
 
 def test_a_torch_that_nothing_is_known_of_is_left_to_the_trainer(layered: Layered, machine: Machine) -> None:
     recipe = {**AUTO, "efficiency": {"compile": {"enabled": True, "backend": "something_new"}}}
-    facts = machine(1, packages={"torch": "9.9.0", "numpy": "2.0"})
+    facts = machine(1, packages={"torch": "9.9.0", "numpy": "2.0", "safetensors": "0.8.0"})
     assert build_plan(layered(recipe), facts).plan.notices == ()
 
 

@@ -27,6 +27,7 @@ NAMES: tuple[str, ...] = get_args(OptimizerName)
 EVERYTHING = {
     "torch": "2.13.0",
     "numpy": "2.4.0",
+    "safetensors": "0.8.0",
     "deepspeed": "0.19.8",
     "bitsandbytes": "0.50.2",
     "torch-optimi": "0.3",
@@ -61,9 +62,13 @@ def test_a_plan_and_the_trainer_say_the_same_of_the_settings_that_an_optimizer_t
 @pytest.mark.parametrize(
     ("name", "package", "remedy"),
     [
-        ("adamw_bnb_8bit", "bitsandbytes", "pip install 'trainkit[optimizers]'"),
-        ("adamw_anyprecision", "torch-optimi", "pip install 'trainkit[optimizers]'"),
-        ("adamw_apex_fused", "apex", "git+https://github.com/NVIDIA/apex"),
+        ("adamw_bnb_8bit", "bitsandbytes", "/opt/python -m pip install 'bitsandbytes>=0.50,<0.51'"),
+        ("adamw_anyprecision", "torch-optimi", "/opt/python -m pip install 'torch-optimi>=0.2,<0.4'"),
+        (
+            "adamw_apex_fused",
+            "apex",
+            "/opt/python -m pip install --no-build-isolation git+https://github.com/NVIDIA/apex",
+        ),
     ],
 )
 def test_a_missing_package_blocks_the_run_with_the_command_that_installs_it(

@@ -16,7 +16,14 @@ from trainkit.recipe.resolved import Resolved
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
-PACKAGES = {"torch": "2.13.0", "numpy": "2.0", "transformers": "5.23.0", "peft": "0.21.2", "bitsandbytes": "0.50.2"}
+PACKAGES = {
+    "torch": "2.13.0",
+    "numpy": "2.0",
+    "safetensors": "0.8.0",
+    "transformers": "5.23.0",
+    "peft": "0.21.2",
+    "bitsandbytes": "0.50.2",
+}
 PACKAGES["deepspeed"] = "0.19.8"
 
 
@@ -89,18 +96,26 @@ def test_mps_is_refused(layered: Layered, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packages", "what"),
+    ("packages", "what", "release"),
     [
-        ({"bitsandbytes": ""}, "model.quantize 4 bits requires bitsandbytes >= 0.50; it is not installed"),
-        ({"transformers": "4.57.6"}, "model.quantize 4 bits requires transformers >= 5; 4.57.6 is installed"),
+        (
+            {"bitsandbytes": ""},
+            "model.quantize 4 bits requires bitsandbytes >= 0.50; it is not installed",
+            "bitsandbytes>=0.50,<0.51",
+        ),
+        (
+            {"transformers": "4.57.6"},
+            "model.quantize 4 bits requires transformers >= 5; 4.57.6 is installed",
+            "transformers>=5,<5.24",
+        ),
     ],
 )
-def test_packages_that_it_needs_are_named_with_the_extra(
-    packages: dict[str, str], what: str, layered: Layered, machine: Machine
+def test_packages_that_it_needs_are_named_with_their_releases(
+    packages: dict[str, str], what: str, release: str, layered: Layered, machine: Machine
 ) -> None:
     installed = {name: version for name, version in {**PACKAGES, **packages}.items() if version}
     (found,) = notices(layered, machine(packages=installed))
-    assert (found.severity, found.what, found.hint) == ("blocker", what, "pip install 'trainkit[qlora]'")
+    assert (found.severity, found.what, found.hint) == ("blocker", what, f"/opt/python -m pip install '{release}'")
     assert notices(layered, machine(packages=installed), "model: {quantize: 0}") == []
 
 
@@ -108,7 +123,11 @@ def test_fsdp_takes_quantised_weights_from_torch_2_12_on(layered: Layered, machi
     before, since = (machine(packages={**PACKAGES, "torch": version}) for version in ("2.11.0+cu130", "2.12.0+cu130"))
     (found,) = notices(layered, before, "strategy: {kind: fsdp}")
     what = "model.quantize under fsdp requires torch >= 2.12; 2.11.0+cu130 is installed"
-    assert (found.severity, found.what, found.hint) == ("blocker", what, "pip install 'torch>=2.12'")
+    assert (found.severity, found.what, found.hint) == (
+        "blocker",
+        what,
+        "/opt/python -m pip install 'torch>=2.12,<2.14'",
+    )
     assert notices(layered, since, "strategy: {kind: fsdp}") == []
     assert notices(layered, before) == []
 

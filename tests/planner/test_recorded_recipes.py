@@ -37,6 +37,7 @@ FILES = MemoryFiles(TEXTS, {**SHIPPED, "corners": "/corners.yaml"})
 PACKAGES = {
     "torch": "2.13.0",
     "numpy": "2.4.0",
+    "safetensors": "0.8.0",
     "accelerate": "1.15.0",
     "deepspeed": "0.19.8",
     "transformers": "5.13.0",

@@ -64,7 +64,7 @@ def test_settings_that_went_with_their_strategy_are_named(machine: Machine) -> N
         (
             {},
             1,
-            {"packages": {"torch": "2.13.0+cpu", "numpy": "2.0"}},
+            {"packages": {"torch": "2.13.0+cpu", "numpy": "2.0", "safetensors": "0.8.0"}},
             "blocker",
             "torch 2.13.0+cpu is a build for CPUs",
         ),

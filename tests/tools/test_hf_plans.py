@@ -18,7 +18,7 @@ Machine = Callable[..., Facts]
 BF16: dict[str, Any] = {"precision": {"dtype": "bf16"}}
 LLAMA: dict[str, Any] = {"model": {"kind": "hf", "architecture": "llama"}}
 FLASH: dict[str, Any] = {"efficiency": {"attention": "flash_attention_2"}}
-PACKAGES = {"torch": "2.13.0", "numpy": "2.0", "transformers": "5.23.0", "pyarrow": "26.0.1"}
+PACKAGES = {"torch": "2.13.0", "numpy": "2.0", "safetensors": "0.8.0", "transformers": "5.23.0", "pyarrow": "26.0.1"}
 
 
 def test_nothing_is_downloaded_in_silence(layered: Layered, machine: Machine) -> None:
@@ -34,14 +34,14 @@ def test_nothing_is_downloaded_in_silence(layered: Layered, machine: Machine) ->
 @pytest.mark.parametrize(
     ("recipe", "gpus", "package", "remedy"),
     [
-        (LLAMA, (0,), "transformers", "pip install 'trainkit[hf]'"),
-        ({"data": {"kind": "dataset", "path": "d"}}, (0,), "pyarrow", "pip install 'trainkit[hf]'"),
-        ({"data": {"tokenizer": "t"}}, (0,), "transformers", "pip install 'trainkit[hf]'"),
+        (LLAMA, (0,), "transformers", "/opt/python -m pip install 'transformers>=4.50,<5.24'"),
+        ({"data": {"kind": "dataset", "path": "d"}}, (0,), "pyarrow", "/opt/python -m pip install 'pyarrow>=15,<27'"),
+        ({"data": {"tokenizer": "t"}}, (0,), "transformers", "/opt/python -m pip install 'transformers>=4.50,<5.24'"),
         (
             {**LLAMA, **FLASH, **BF16},
             (1, "NVIDIA A100"),
             "flash-attn",
-            "pip install flash-attn",
+            "/opt/python -m pip install flash-attn",
         ),
     ],
 )

@@ -207,5 +207,7 @@ def test_what_importing_deepspeed_sets_is_shown_for_the_versions_that_set_it(
     layered: Layered, machine: Machine, version: str, has: bool
 ) -> None:
     recipe = layered({"strategy": {"kind": "zero2"}, "launcher": {"kind": "deepspeed"}})
-    plan = build_plan(recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", "deepspeed": version})).plan
+    plan = build_plan(
+        recipe, machine(packages={"torch": "2.13.0", "numpy": "2.0", "safetensors": "0.8.0", "deepspeed": version})
+    ).plan
     assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in dict(plan.environment.added)) is has

@@ -193,12 +193,16 @@ def test_settings_of_xla_are_refused_off_xla(refused: Callable[..., dict[str, st
 @pytest.mark.parametrize(
     ("layer", "packages", "says"),
     [
-        ({}, {"torch_xla": None}, "requires torch-xla >= 2.0; it is not installed pip install 'torch_xla[tpu]'"),
+        (
+            {},
+            {"torch_xla": None},
+            "torch-xla >= 2.0; it is not installed /opt/python -m pip install 'torch_xla[tpu]'",
+        ),
         (FSDP, {"torch_xla": None}, "requires torch-xla >= 2.2; it is not installed"),
         (FSDP, {"torch_xla": "2.1.0"}, "requires torch-xla >= 2.2; 2.1.0 is installed"),
         ({}, {"torch_xla": "1.13"}, "requires torch-xla >= 2.0; 1.13 is installed"),
         (FSDP, {"transformers": "5.3.0"}, "lacks an optimizer for torch_xla's FSDP"),
-        (FSDP, {"transformers": "5.23.0"}, "pip install 'transformers<5.3'"),
+        (FSDP, {"transformers": "5.23.0"}, "/opt/python -m pip install 'transformers<5.3'"),
         ({}, {"torch": "2.13.0"}, "torch_xla 2.9.0 is made for torch 2.9, and torch 2.13.0 is installed"),
     ],
 )

@@ -134,4 +134,4 @@ def test_tensorboard_that_is_not_installed_is_answered_with_the_command_that_ins
     case = Case({"kind": "single"}, ranks=1).changed(logging={"report_to": ["tensorboard"]})
     done = trainer(write_settings(tmp_path / "run", case, corpus_folder), PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}")
     assert done.returncode == 1
-    assert "pip install 'trainkit[report]'" in done.stderr
+    assert f"{sys.executable} -m pip install 'tensorboard>=2.18,<3'" in done.stderr

@@ -18,6 +18,7 @@ GIGABYTE = 1024**3
 PACKAGES = {
     "torch": "2.13.0",
     "numpy": "2.4.0",
+    "safetensors": "0.8.0",
     "accelerate": "1.15.0",
     "deepspeed": "0.19.8",
     "transformers": "5.23.0",

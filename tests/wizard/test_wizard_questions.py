@@ -200,7 +200,7 @@ def test_an_unsound_choice_is_shown_with_its_reason_and_not_taken(machine: Machi
 
 
 def test_what_only_needs_a_package_is_offered_with_its_name(machine: Machine, start: Start) -> None:
-    bare = {"torch": "2.13.0", "numpy": "2.4.0"}
+    bare = {"torch": "2.13.0", "numpy": "2.4.0", "safetensors": "0.8.0"}
     session, question = to(start(machine(2, packages=bare)), "strategy")
     remark = next(choice.remark for choice in question.choices if choice.word == "zero2")
     assert "deepspeed >= 0.19.4" in remark

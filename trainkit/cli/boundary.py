@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainkit import __version__
+from trainkit.distribution import NAME, install, pip
 from trainkit.errors import Diagnostic, ExitCode, MachineError, TrainkitError, UsageError, refusal
 
 # System errors that are caused by a given path, not by a bug or a wrong recipe.
@@ -172,7 +173,11 @@ def unmet(error: Exception) -> tuple[Diagnostic, ...]:
     found = tuple(_unmet())
     if not found and isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("trainkit"):
         what = f"the module {error.name} is not installed, and trainkit needs it"
-        return (Diagnostic("error", what, hint="install trainkit with its requirements: pip install trainkit"),)
+        if (checkout := Path(__file__).parents[2]).joinpath("pyproject.toml").is_file():
+            hint = f"install trainkit with its requirements: {install(sys.executable, '-e', str(checkout))}"
+        else:
+            hint = f"`{pip(sys.executable)} check` says what installed packages lack"
+        return (Diagnostic("error", what, hint=hint),)
     return found
 
 
@@ -180,7 +185,7 @@ def _unmet() -> Iterator[Diagnostic]:
     from importlib import metadata
 
     try:
-        requirements = metadata.requires("trainkit") or []
+        requirements = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:  # it runs from a checkout that nobody installed
         return
     for each in requirements:
@@ -194,9 +199,8 @@ def _unmet() -> Iterator[Diagnostic]:
             installed = ""
         if not installed or not all(_fits(installed, *bound) for bound in _BOUND.findall(bounds)):
             state = f"{installed} is installed" if installed else "it is not installed"
-            yield Diagnostic(
-                "error", f"trainkit requires {name}{bounds}; {state}", hint=f"pip install '{name}{bounds}'"
-            )
+            what = f"trainkit requires {name}{bounds}; {state}"
+            yield Diagnostic("error", what, hint=install(sys.executable, f"{name}{bounds}"))
 
 
 def _fits(installed: str, operator: str, bound: str) -> bool:

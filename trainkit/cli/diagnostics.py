@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 
+from trainkit.distribution import is_install
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.secrets import mask_values
 from trainkit.text import strip_control
@@ -31,6 +34,9 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
 def render_diagnostics(diagnostics: Iterable[Diagnostic], *, colour: bool = False) -> str:
     """All diagnostics as one text, with the number of errors at the end where there are several."""
     found = list(diagnostics)
+    for at, (each, following) in enumerate(pairwise(found)):
+        if each.hint == following.hint and is_install(each.hint):  # one command for all packages is said once
+            found[at] = replace(each, hint="")
     text = "".join(render_diagnostic(each, colour=colour) for each in found[:_MOST_SHOWN])
     errors = sum(each.severity == "error" for each in found)
     if len(found) > _MOST_SHOWN:

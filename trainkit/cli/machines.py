@@ -25,6 +25,7 @@ VERSIONS: Mapping[str, str] = {
     "ninja": "1.13.2",
     "numpy": "2.4.6",
     "peft": "0.21.2",
+    "safetensors": "0.8.0",
     "torch": "2.13.0",
     "transformers": "5.23.0",
 }

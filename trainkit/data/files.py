@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from trainkit.distribution import install
 from trainkit.errors import TrainingError, first_line
 from trainkit.files import parse_json
 from trainkit.hub.splits import READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
@@ -333,7 +335,7 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
         import pyarrow.parquet
     except ImportError as error:
         what = f"data.path: {path} needs the package pyarrow, which cannot be imported: {first_line(error)}"
-        raise TrainingError(what, hint="pip install --upgrade 'trainkit[hf]'") from error
+        raise TrainingError(what, hint=install(sys.executable, "pyarrow")) from error
     try:
         if path.suffix == ".parquet":
             # Buffered: a row group may have gigabytes, and is never read at once.

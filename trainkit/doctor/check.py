@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+from trainkit.distribution import pip
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
 from trainkit.recipe.schema import Recipe
@@ -258,8 +259,7 @@ class Host:
 
     @property
     def pip(self) -> str:
-        """This interpreter's pip: the one on PATH may belong to another."""
-        return f"{self.python} -m pip"
+        return pip(self.facts.executable)
 
 
 def this_host(facts: Facts, run: Callable[..., Done], folder: Path, environ: Mapping[str, str]) -> Host:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainkit.distribution import install
 from trainkit.errors import Diagnostic, UsageError
 from trainkit.files import read_whole
 from trainkit.hub.cache import DESCRIPTION, CachedRepo, cache_root, cached_repo, index_file, missing_files
@@ -182,7 +184,7 @@ def explain(ref: RepoRef, error: Exception, root: str) -> tuple[str, str]:
     Raises UsageError if a repository or a revision does not exist: retrying does not help.
     """
     if isinstance(error, ImportError):
-        return f"huggingface_hub is not installed, which fetches {ref.name}", "pip install 'trainkit[hf]'"
+        return f"huggingface_hub is not installed, which fetches {ref.name}", install(sys.executable, "huggingface-hub")
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainkit import lora
+from trainkit.distribution import install
 from trainkit.errors import ExitCode, MachineError, TrainkitError, one_line_each
 from trainkit.hub.lookup import set_http_timeout
 from trainkit.recipe.secrets import MASK
@@ -84,7 +85,7 @@ def ready(repo: str, private: bool | None, holds: str | None = None) -> Any:
         from huggingface_hub.constants import HF_HUB_OFFLINE
     except ImportError as error:
         what = f"huggingface_hub is not installed, which uploads to {repo}"
-        raise MachineError(what, hint="pip install 'trainkit[hf]'") from error
+        raise MachineError(what, hint=install(sys.executable, "huggingface-hub")) from error
     if HF_HUB_OFFLINE:
         what = f"nothing can be uploaded to {repo}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
         raise MachineError(what, hint="unset it; `trainkit export --push` uploads later")

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from trainkit.decode import decode
+from trainkit.distribution import is_install
 from trainkit.errors import MachineError
 from trainkit.hub.references import Download, RepoRef
 
@@ -236,7 +237,7 @@ class Notice:
     @property
     def installs(self) -> bool:
         """Whether the hint is the command that installs what is missing."""
-        return self.hint.startswith("pip install ")
+        return is_install(self.hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from trainkit.distribution import install, pip
 from trainkit.errors import Diagnostic, blocker, warning
 from trainkit.launch_plan.context import Context
 from trainkit.lazy import call
@@ -21,13 +22,16 @@ from trainkit.tools.torch_xla import is_spmd
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that some plans need. needed_by: what of a plan needs it, as a sentence begins; empty where nothing."""
+    """A package that some plans need.
+
+    needed_by: what of a plan needs it, as a sentence begins; empty where nothing. install: the command, with {pip} for
+    the interpreter's, where its name is not enough.
+    """
 
     package: str
     minimum: str
     needed_by: Callable[[Context], str]
-    extra: str = "train"
-    install: str = ""  # where no extra can bring it
+    install: str = ""
 
 
 widths = call("trainkit.tools.accelerate.importer:widths")
@@ -76,39 +80,35 @@ def _flash_attention(c: Context) -> str:
 
 OTHER_IMAGE = "take an image that has it, and say so in container.packages"
 SOUND_DEEPSPEED = "0.19.4"  # the first release without the faults below
-TORCH_XLA = "pip install 'torch_xla[tpu]', in the release of the installed torch"
+TORCH_XLA = "{pip} install 'torch_xla[tpu]', in the release of the installed torch"
 REQUIREMENTS: tuple[Requirement, ...] = (
     # accelerate makes transformers' description of the file before DeepSpeed sees it
     Requirement(
         "transformers",
         "4.50",
         lambda c: f"strategy of Accelerator() {c.strategy}" if c.program == "accelerate" and _strategy(c) else "",
-        extra="hf",
     ),
     # SPMD of Trainer: transformers, trainer.py (XLA_FSDPV2_MIN_VERSION)
     Requirement("torch-xla", "2.2", lambda c: "fsdp on xla, version 2" if is_spmd(c) else "", install=TORCH_XLA),
     Requirement("torch-xla", "2.0", lambda c: "devices.type xla" if c.device == "xla" else "", install=TORCH_XLA),
     # fully_shard records events on streams, which torch.cpu.Stream of 2.6 cannot
-    Requirement("torch", "2.7", _fully_shard_on_cpu, install="pip install 'torch>=2.7'"),
+    Requirement("torch", "2.7", _fully_shard_on_cpu),
     # before, GradScaler takes float64, which MPS has not (https://github.com/pytorch/pytorch/pull/150255)
     Requirement(
         "torch",
         "2.8",
         lambda c: "fp16 on mps" if c.program == "builtin" and c.device == "mps" and c.dtype == "fp16" else "",
-        install="pip install 'torch>=2.8'",
     ),
     # before, accelerate reads none of the mesh's variables (utils/launch.py), or none of those of sequence parallelism
     Requirement(
         "accelerate",
         "1.12",
         lambda c: "sequence parallelism over ranks" if c.recipe.env and widths(c).get("sp_size", 1) > 1 else "",
-        install="pip install 'accelerate>=1.12'",
     ),
     Requirement(
         "accelerate",
         "1.10",
         lambda c: "a mesh of ranks" if c.recipe.env and widths(c) else "",
-        install="pip install 'accelerate>=1.10'",
     ),
     # DeepSpeed 0.18.0 by itself loses gradients in stage 2 with accumulation; 0.19.0 and 0.19.2 fail at NVMe on a CPU
     Requirement(
@@ -118,50 +118,43 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement("deepspeed", "0.16", _strategy),
     *(
-        Requirement(need.name, need.minimum, _optimizer(name), "optimizers", need.install)
+        Requirement(need.name, need.minimum, _optimizer(name), need.install)
         for name, each in OPTIMIZERS.items()
         if (need := each.requires)
     ),
-    Requirement("peft", "0.15", _builtin("peft.kind", "lora"), extra="hf"),
-    Requirement("bitsandbytes", "0.50", _quantized, extra="qlora"),
+    Requirement("peft", "0.15", _builtin("peft.kind", "lora")),
+    Requirement("bitsandbytes", "0.50", _quantized),
     # which quantises weights while it reads them, and is asked for no format
-    Requirement("transformers", "5", _quantized, extra="qlora"),
+    Requirement("transformers", "5", _quantized),
     # before, fully_shard makes parameters that require gradients, which integers cannot (pytorch, issue 177844)
     Requirement(
         "torch",
         "2.12",
         lambda c: "model.quantize under fsdp" if _quantized(c) and c.strategy == "fsdp" else "",
-        install="pip install 'torch>=2.12'",
     ),
     Requirement(
         "transformers",
         "4.50",
         lambda c: "data.tokenizer a folder" if c.program == "builtin" and value_of(c, "data.tokenizer") else "",
-        extra="hf",
     ),
-    Requirement("pyarrow", "15", _builtin("data.kind", "dataset"), extra="hf"),
-    Requirement("transformers", "4.50", _builtin("model.kind", "hf"), extra="hf"),
+    Requirement("pyarrow", "15", _builtin("data.kind", "dataset")),
+    Requirement("transformers", "4.50", _builtin("model.kind", "hf")),
     Requirement(
         "flash-attn",
         "2.3",
         _flash_attention,
-        install="pip install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
+        install="{pip} install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
     ),
-    Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard"), extra="report"),
-    Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb"), extra="report"),
+    Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard")),
+    Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb")),
 )
 
 
 def of_tool(choice: Literal["launcher", "program"], name: str) -> tuple[Requirement, ...]:
     """What a launcher itself, or programs of a kind, need."""
     packages = (LAUNCHERS if choice == "launcher" else PROGRAMS)[name].REQUIRES
-    # Other packages of launchers and programs come with `train`.
-    extras = {"transformers": "hf"}
     needed = f"{choice} {name}"
-    return tuple(
-        Requirement(package, minimum, lambda _: needed, extras.get(package, "train"))
-        for package, minimum in packages.items()
-    )
+    return tuple(Requirement(package, minimum, lambda _: needed) for package, minimum in packages.items())
 
 
 def all_requirements() -> tuple[Requirement, ...]:
@@ -180,15 +173,19 @@ def missing_packages(context: Context) -> tuple[Diagnostic, ...]:
             for package, minimum, has in named
             if has is not None and not at_least(has, minimum)
         )
-    found: dict[str, Diagnostic] = {}
+    lacking: dict[str, tuple[Requirement, str]] = {}
     for requirement, needed_by in _needed(context):
-        installed = context.facts.packages.get(requirement.package)
-        if requirement.package in found or at_least(installed, requirement.minimum):
-            continue
+        if not at_least(context.facts.packages.get(requirement.package), requirement.minimum):
+            lacking.setdefault(requirement.package, (requirement, needed_by))
+    python, minima = context.facts.executable, dict(needed_packages(context))
+    # One command for all of them.
+    together = [f"{name}>={minima[name]}" for name, (requirement, _) in lacking.items() if not requirement.install]
+    found: dict[str, Diagnostic] = {}
+    for name, (requirement, needed_by) in lacking.items():
+        installed = context.facts.packages.get(name)
         state = f"{installed} is installed" if installed else "it is not installed"
-        what = f"{needed_by} requires {requirement.package} >= {requirement.minimum}; {state}"
-        install = requirement.install or f"pip install 'trainkit[{requirement.extra}]'"
-        found[requirement.package] = blocker(what, install)
+        what = f"{needed_by} requires {name} >= {requirement.minimum}; {state}"
+        found[name] = blocker(what, requirement.install.format(pip=pip(python)) or install(python, *together))
     torch = context.facts.packages.get("torch", "")
     if context.device == "cuda" and torch.endswith("+cpu"):
         what = f"torch {torch} is a build for CPUs, and the run uses CUDA"
@@ -221,4 +218,4 @@ def doubtful_releases(context: Context) -> Iterator[Diagnostic]:
             f"deepspeed {installed} is installed, and releases before {SOUND_DEEPSPEED} were seen to train wrongly: "
             "0.18.0 loses gradients at stage 2 with accumulation"
         )
-        yield warning(what, f"pip install 'deepspeed>={SOUND_DEEPSPEED}'")
+        yield warning(what, install(context.facts.executable, "deepspeed"))

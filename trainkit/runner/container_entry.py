@@ -87,22 +87,26 @@ def check_packages(packages: list[str]) -> int:
     missing: list[str] = []
     other: list[str] = []
     paste: list[str] = []
+    install: list[str] = []
     for each in packages:
         name, relation, version = re.split("([>=]=)", each, maxsplit=1)
         try:
             found = metadata.version(name) if name != "python" else ".".join(map(str, sys.version_info[:3]))
         except metadata.PackageNotFoundError:
             missing.append(f"{name} {relation} {version}: it is not installed")
+            install.append(f"'{each}'")
             continue
         if relation == ">=" and release(found) < release(version):
             missing.append(f"{name} >= {version}: {found} is installed")
+            install.append(f"'{each}'")
         elif relation == "==" and release(found) != release(version):
             other.append(f"the plan is made for {name} {version}; the image has {found}")
             paste.append("{}: {}".format(name, found.partition("+")[0]))
     for line in [*(f"the image lacks {each}" for each in missing), *other]:
         say(line)
     if missing:
-        say("next: use an image that has it, or build one: FROM the image, RUN pip install …")
+        build = f"RUN {sys.executable} -m pip install {' '.join(install)}"
+        say(f"next: use an image that has it, or build one: FROM the image, {build}")
     if paste:
         say("next: set the image's versions in the recipe: container.packages: {{{}}}".format(", ".join(paste)))
     return UNFIT if missing or other else 0

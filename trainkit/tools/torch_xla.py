@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainkit.distribution import install
 from trainkit.errors import Diagnostic, blocker, note
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.provenance import SourcedVariable, variable
@@ -73,5 +74,6 @@ def notices(context: Context) -> Iterator[Diagnostic]:
     # torch_xla is compiled against one release of torch.
     torch, xla = (context.facts.packages.get(name, "") for name in ("torch", "torch-xla"))
     if torch and xla and torch.split(".")[:2] != xla.split(".")[:2]:
+        both = install(context.facts.executable, "torch==2.9.*", "torch_xla[tpu]==2.9.*")
         what = f"torch_xla {xla} is made for torch {'.'.join(xla.split('.')[:2])}, and torch {torch} is installed"
-        yield blocker(what, "install both of one release: pip install 'torch==2.9.*' 'torch_xla[tpu]==2.9.*'")
+        yield blocker(what, f"install both of one release: {both}")

@@ -18,6 +18,7 @@ from trainkit.cli.diagnostics import one_line, show_diagnostics
 from trainkit.cli.line import own_program, split_line
 from trainkit.cli.options import Json, Presets
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings
+from trainkit.distribution import install
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def bench(
     from trainkit.bench import BenchTerminal, as_data, can_plot, draw, render, run_all
 
     if not no_plot and not can_plot():
-        hint = "pip install 'trainkit[bench]', or leave the plot out with --no-plot"
+        hint = f"{install(sys.executable, 'matplotlib')}, or leave the plot out with --no-plot"
         raise MachineError("the plot needs matplotlib, which is not installed", hint=hint)
     setup, root = prepare(context, presets, only, with_base=not no_base, repeat=repeat)
     folder = output or root / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"

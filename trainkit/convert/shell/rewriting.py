@@ -11,11 +11,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainkit.distribution import install
 from trainkit.errors import UsageError
 
 START, END, DEFAULT, BARE = "\ue000", "\ue001", "\ue002", "\ue003"
@@ -154,7 +156,7 @@ def _parsed(source: bytes, line: int) -> Node:
     places = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]  # beside Python, activated or not
     program = shutil.which("shfmt", path=os.pathsep.join(places))
     if program is None:
-        raise UnreadError(0, "shfmt parses scripts, and it is not installed", "pip install shfmt-py")
+        raise UnreadError(0, "shfmt parses scripts, and it is not installed", install(sys.executable, "shfmt-py"))
     # The same number of bytes, as UTF-8.
     text = re.sub("[\udc80-\udcff]", "?", source.decode("utf-8", "surrogateescape")).encode()
     argv = [program, "--language-dialect", "bash", "--to-json"]

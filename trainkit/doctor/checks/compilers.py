@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.distribution import install
 from trainkit.doctor.check import Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import release
 from trainkit.machine.host import cxx, text
@@ -313,7 +314,7 @@ def _ninja(host: Host, level: Level) -> Iterator[Finding]:
     if host.which("ninja") is not None:
         done = host.run(("ninja", "--version"), COMPILE_SECONDS)
         if not done.fine:
-            reinstall = f"{host.pip} install --force-reinstall ninja"
+            reinstall = install(host.facts.executable, "--force-reinstall", "ninja")
             yield Finding(level, "ninja is installed and does not work", (done.said,), (reinstall,))
     elif beside.exists():
         what = "ninja is installed beside the interpreter, but its folder is not on PATH, where torch looks for it"
@@ -321,7 +322,7 @@ def _ninja(host: Host, level: Level) -> Iterator[Finding]:
         yield Finding(level, what, (str(beside), *_path(host)), (fix,))
     else:
         what = "ninja is not installed; extensions are built with it"
-        yield Finding(level, what, _path(host), (f"{host.pip} install ninja",))
+        yield Finding(level, what, _path(host), (install(host.facts.executable, "ninja"),))
 
 
 def deepspeed_ops(host: Host, target: Target) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from trainkit.distribution import install
 from trainkit.doctor.check import Finding, Host, Level, Target, ok, skipped
 from trainkit.machine.facts import Gpu, TorchBuild, at_least, release
 from trainkit.machine.host import text
@@ -62,12 +63,12 @@ def _absent(host: Host) -> Finding:
 
 
 def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
-    pip = host.pip
+    fitting = install(host.facts.executable, "torch")
     evidence = (f"driver {driver}: {host.under(VERSION_FILE)}", build.label)
     if not build.cuda:
         what = f"torch is built for {build.built_for}, so it uses none of the NVIDIA GPUs here"
-        install = f"{pip} uninstall -y torch && {pip} install torch      # PyPI's Linux builds are for CUDA"
-        return Finding("warning", what, evidence, (install,))
+        fix = [f"{host.pip} uninstall -y torch && {fitting}      # PyPI's Linux builds are for CUDA"]
+        return Finding("warning", what, evidence, tuple(fix))
     oldest = OLDEST.get(release(build.cuda)[0])
     if oldest is None:
         return skipped(f"driver {driver}; no figure is known for CUDA {build.cuda}")
@@ -82,7 +83,7 @@ def _judged(host: Host, driver: str, build: TorchBuild) -> Finding:
     older = max((major for major, version in OLDEST.items() if at_least(driver, version)), default=None)
     if older is not None:
         index = "https://download.pytorch.org/whl/…"
-        fix += [f"{pip} install torch --index-url {index}      # or a build for CUDA {older}"]
+        fix += [f"{fitting} --index-url {index}      # or a build for CUDA {older}"]
     return Finding(level, what, (*evidence, *compat, SOURCE), tuple(fix))
 
 

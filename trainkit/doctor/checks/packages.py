@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainkit.distribution import NAME, install
 from trainkit.doctor.check import Finding, Host, Target, ok, skipped
 from trainkit.machine.facts import at_least, release
 from trainkit.machine.host import canonical, distributions
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.requirements import all_requirements
+from trainkit.tools.registry import PROGRAMS
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -25,7 +27,7 @@ HUGGING_FACE = frozenset({"accelerate", "transformers", "tokenizers", "huggingfa
 OTHERS = frozenset({"torchvision", "torchaudio", "xformers", "trl", "lightning", "pytorch-lightning", "torchmetrics"})
 PLAIN_DATA = frozenset({"text", "random", "tokens"})
 # Beside what plans require: what comes with it, and what is often upgraded without it.
-COMPANIONS = (*sorted(HUGGING_FACE | OTHERS), "triton", "safetensors", "nvidia-ml-py", "trainkit")
+COMPANIONS = (*sorted(HUGGING_FACE | OTHERS), "triton", "safetensors", "nvidia-ml-py", NAME)
 
 # `nvidia-cublas-cu12`, `cupy-cuda12x`, `jax-cuda12-plugin`; since CUDA 13 NVIDIA's own wheels carry no suffix.
 _SUFFIX = re.compile(r"-cu(?:da)?(\d\d)(?:\d*x?)?(?:-|$)")
@@ -42,23 +44,22 @@ def packages(host: Host, target: Target) -> list[Finding]:
     try:
         import packaging.requirements  # noqa: F401 - comes with torch's companions, not with trainkit
     except ImportError:
-        return [skipped("the package `packaging` is not installed, which compares versions: pip install packaging")]
+        what = "the package `packaging` is not installed, which compares versions"
+        return [skipped(f"{what}: {host.pip} install packaging")]
     left_out, everything = unused(target), installed(host)
     found = {name: each for name, each in everything.items() if name not in left_out}
     # The least of each package's minima: what a choice needs beyond it is for the plan to say.
     newest_first = sorted(all_requirements(), key=lambda each: release(each.minimum), reverse=True)
     required = {each.package: each.minimum for each in newest_first}
     judged = [name for name in dict.fromkeys((*required, *COMPANIONS)) if name in found]
-    pip, findings = host.pip, []
+    pip, python, findings = host.pip, host.facts.executable, []
     if target.plan is None and "torch" not in found:  # with a recipe, the plan says what is missing
         what = "torch is not installed: recipes can be checked and planned, and none can be run"
-        findings.append(Finding("warning", what, (), (f"{pip} install 'trainkit[train]'",)))
+        findings.append(Finding("warning", what, (), (install(python, *PROGRAMS["builtin"].REQUIRES),)))
     for name, minimum in required.items():
         if name in found and not at_least(found[name].version, minimum):
             what = f"{name} {found[name].version} is too old: trainkit requires {minimum}"
-            findings.append(
-                Finding("problem", what, (_place(found[name]),), (f"{pip} install -U '{name}>={minimum}'",))
-            )
+            findings.append(Finding("problem", what, (_place(found[name]),), (install(python, f"{name}>={minimum}"),)))
     findings += [each for name in judged for each in _unmet(name, everything, pip)]
     if old := everything.get("pynvml"):
         # https://pypi.org/project/pynvml/ says itself that nvidia-ml-py replaces it; both bring a module of that name
@@ -105,7 +106,8 @@ def _unmet(name: str, found: Mapping[str, Distribution], pip: str) -> Iterator[F
         if other is None:
             yield Finding("problem", f"{what}, which is not installed", (_place(found[name]),), (fix,))
         elif not requirement.specifier.contains(other.version, prereleases=True):
-            fix = fix.replace("install", f"install '{name}'") + "      # one resolver run, so that both fit"
+            if name != NAME:  # which is on no index
+                fix = fix.replace("install", f"install '{name}'") + "      # one resolver run, so that both fit"
             yield Finding("problem", f"{what}, and {other.version} is installed", (_place(other),), (fix,))
 
 
@@ -216,7 +218,8 @@ def _twice(host: Host) -> Iterator[Finding]:
         evidence = tuple(f"{version} in {folder}" for version, folder in found)
         if len({folder for _, folder in found}) == 1:
             what = f"{name} is there in two versions; one was left behind by an installation that broke off"
-            yield Finding("warning", what, evidence, (f"{host.pip} install --force-reinstall {name}",))
+            again = install(host.facts.executable, "--force-reinstall", name)
+            yield Finding("warning", what, evidence, (again,))
         else:  # environments on top of others are made so on purpose
             what = f"{name} is there in two versions; the first one is imported"
             yield Finding("note", what, evidence, (f"unset PYTHONPATH      # or remove {name} from {found[0][1]}",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from trainkit.launch_plan.model import Plan, Text, Variable
 from trainkit.launch_plan.render.shell import lines, quoted
@@ -172,9 +173,12 @@ def _job(plan: Plan, width: int) -> Iterator[str]:
 def _notices(plan: Plan, width: int) -> Iterator[str]:
     if plan.notices:
         yield "Remarks"
-    for notice in sorted(plan.notices, key=lambda notice: SEVERITIES.index(notice.severity)):
+    ordered = sorted(plan.notices, key=lambda notice: SEVERITIES.index(notice.severity))
+    for notice, following in zip_longest(ordered, ordered[1:]):
         yield from _wrapped(f"{notice.severity}: {notice.what}", width)
-        if notice.hint:
+        if notice.installs:  # a line to paste, once for all packages
+            yield from [f"    {notice.hint}"] if following is None or following.hint != notice.hint else []
+        elif notice.hint:
             yield from _wrapped(f"  {notice.hint}", width)
 
 

@@ -7,6 +7,7 @@ from copy import deepcopy
 from json import dumps
 from typing import Any
 
+from trainkit.distribution import install
 from trainkit.errors import Diagnostic, RecipeError, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.provenance import Source, SourcedFile
@@ -258,4 +259,5 @@ def removed_notices(context: Context) -> Iterator[Diagnostic]:
     for name, first in asked.items():
         if at_least(installed, first):
             what = f"DeepSpeed {installed} no longer has {name}, which the DeepSpeed file asks for"
-            yield warning(what, f"pip install 'deepspeed<{first}', or take it out of the file")
+            older = install(context.facts.executable, f"deepspeed<{first}")
+            yield warning(what, f"{older}, or take it out of the file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainkit.distribution import install
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Variable
@@ -111,7 +112,7 @@ def notices(context: Context) -> Iterator[Diagnostic]:
     installed, own = version(context), own_flags(context.resolved)
     if at_least(installed, BEYOND):  # one that is missing or too old is a missing package
         what = f"transformers {installed} is newer than trainkit knows: its settings may have other names"
-        yield blocker(what, f"pip install 'transformers<{BEYOND}'")
+        yield blocker(what, install(context.facts.executable, "transformers"))
     yield from gone.notices(context)
     if (named := own.get("optim")) and named.values == ("adamw_hf",) and not can("--optim adamw_hf", context):
         yield blocker(f"{says(named)}: {OTHER_NAMES['adamw_hf'][0]}", OTHER_NAMES["adamw_hf"][1])
@@ -170,7 +171,7 @@ def _of_xla(context: Context) -> Iterator[Diagnostic]:
     """What torch_xla's FSDP asks of the model, and what it does on one chip."""
     if not can(XLA_OPTIMIZER, context):
         what = f"transformers {version(context)} lacks {XLA_OPTIMIZER}; Trainer fails before step 1"
-        yield blocker(what, f"pip install 'transformers<{UNTIL[XLA_OPTIMIZER]}'")
+        yield blocker(what, install(context.facts.executable, f"transformers<{UNTIL[XLA_OPTIMIZER]}"))
     if is_spmd(context):
         what = (
             "Trainer shards the output of a causal language model, or a tensor or tuple of three dimensions; with "

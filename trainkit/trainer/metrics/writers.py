@@ -7,12 +7,14 @@ import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainkit.distribution import install
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, parse_json, read_whole
 
@@ -154,7 +156,7 @@ class Metrics(Reporter):
                 self._reporters.append(REPORTERS[name](run_dir))
             except ImportError as error:
                 what = f"logging.report_to asks for {name}, which is not installed"
-                raise TrainingError(what, hint="pip install 'trainkit[report]'") from error
+                raise TrainingError(what, hint=install(sys.executable, name)) from error
 
     def write(self, record: Record) -> None:
         for reporter in self._reporters:
