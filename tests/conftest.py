@@ -78,7 +78,9 @@ def trainkit(request: pytest.FixtureRequest, tmp_path: Path, clean_environment: 
     return call_trainkit(tmp_path, clean_environment, warm=request.node.get_closest_marker("cli") is not None)
 
 
-def call_trainkit(folder: Path, environment: Mapping[str, str], *, warm: bool = False) -> Trainkit:
+def call_trainkit(
+    folder: Path, environment: Mapping[str, str], *, warm: bool = False, python: str = sys.executable
+) -> Trainkit:
     """The command in a process of its own. warm: it need not start as for users (tests/warm_commands.py)."""
 
     def call(
@@ -93,7 +95,7 @@ def call_trainkit(folder: Path, environment: Mapping[str, str], *, warm: bool = 
         if warm and not prefix and fits(environ or {}):
             return run_warm(words, cwd or folder, variables, stdin, timeout)
         return subprocess.run(
-            [*prefix, sys.executable, "-m", "trainkit", *words],
+            [*prefix, python, "-m", "trainkit", *words],
             cwd=cwd or folder,
             env=variables,
             input=stdin,

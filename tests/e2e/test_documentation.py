@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.conftest import call_trainkit
 from tests.hub_server.server import TOKEN, Hub
+from tests.installed import python_with
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +23,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 # Run by other means: the quickstart by test_install in a fresh clone, the proof on a card (but for the card) by
 # bench/test_gpu_proof, the others by whoever runs this very test.
 ELSEWHERE = {
+    "git",
+    "cd",
     "scripts/quickstart",
     "scripts/gpu/prove",
     "scripts/test",
@@ -65,6 +70,14 @@ def test_the_readme_is_short_and_every_page_is_reached_from_it() -> None:
     assert not {page for page in PAGES[1:] if page.parent.name == "docs"} - linked
 
 
+def test_the_readme_begins_with_a_clone_and_the_two_commands() -> None:
+    first, second, *_ = blocks(PAGES[0], "sh")
+    assert [line.partition("  ")[0] for line in first.splitlines()] == [
+        "git clone ADDRESS trainkit", "cd trainkit", "scripts/quickstart"
+    ]  # fmt: skip
+    assert second == "scripts/test\n"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_link_leads_to_a_file(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
@@ -100,11 +113,39 @@ def test_the_pages_have_commands_for_all_that_trainkit_does() -> None:
     }
 
 
+@pytest.fixture
+def after_quickstart(tmp_path: Path, clean_environment: dict[str, str]) -> Trainkit:
+    """Call `trainkit` in an environment with what scripts/quickstart installs."""
+    (extras,) = re.findall(r"^scripts/environment (.*)$", (ROOT / "scripts/quickstart").read_text(), re.MULTILINE)
+    python = python_with(extras.split(), tmp_path / "environment")
+    others = clean_environment["PATH"].split(os.pathsep)
+    path = os.pathsep.join(
+        [str(python.parent), *(each for each in others if Path(sys.executable).parent != Path(each))]
+    )
+    return call_trainkit(tmp_path, {**clean_environment, "PATH": path}, python=str(python))
+
+
+def test_a_strategy_that_the_quickstart_installs_nothing_for_names_what_it_needs(
+    after_quickstart: Trainkit, tmp_path: Path
+) -> None:
+    planned = after_quickstart("plan", "quickstart", "--with", "strategy/zero2")
+    assert planned.returncode == 4, planned.stdout + planned.stderr
+    install = f"{tmp_path}/environment/bin/python -m pip install 'deepspeed>=0.19.4,<0.19.9' 'ninja>=1.11.1,<2'"
+    assert f"\n    {install}\n" in planned.stdout
+    refused = after_quickstart("run", "quickstart", "--with", "strategy/zero2")
+    assert refused.returncode == 4
+    assert f"\n  next: {install}\n" in refused.stderr
+    elsewhere = after_quickstart("plan", "quickstart", "--with", "strategy/zero2", "--on", "8xh100")
+    assert elsewhere.returncode == 0, elsewhere.stdout + elsewhere.stderr
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 @pytest.mark.timeout(600)
 def test_every_command_runs_as_printed_and_in_this_order(
-    trainkit: Trainkit, tmp_path: Path, page: Path, hub: Hub
+    request: pytest.FixtureRequest, tmp_path: Path, page: Path, hub: Hub
 ) -> None:
+    # Those of README work right after the two commands with which it begins.
+    trainkit = request.getfixturevalue("after_quickstart" if page.stem == "README" else "trainkit")
     reader = {**hub.environment, "HF_TOKEN": TOKEN}  # who is logged in to a Hub
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
     for line in commands(page):
