@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from strategy_runs import CASES, write_corpus, write_settings
 from supervised_run import wait_for
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from tests.warm_ranks import run_case
 from trainkit.trainer.checkpoint.export import trained_model
+from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 
@@ -47,13 +49,20 @@ def test_exported_weights_have_the_evaluation_loss_of_the_run(
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
     settings = read_settings(write_settings(tmp_path / "alone", CASES["single"].changed(**CHANGES), corpus))
     parts = assemble(settings, World(), torch.device("cpu"))
-    weights = load_file(tmp_path / "out/model.safetensors")
-    parts.strategy.model.load_state_dict(weights)
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert {tensor.dtype for tensor in read.state_dict().values()} == {torch.float32}
+
+    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = read(input_ids=tokens).logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+
+    parts.strategy.model.forward = loss
     assert parts.evaluation.loss(parts.strategy, parts.eval_autocast) == pytest.approx(curve.eval_losses[4], rel=1e-6)
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert (config["model"], config["sequence_length"]) == (settings.recipe.model.model_dump(mode="json"), 32)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert (read.config.architectures, read.config.n_positions) == (["GPT2LMHeadModel"], 32)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,8 @@ def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
     assert trainkit("run", str(tiny_recipe), *evaluating, "optimizer.lr=0").returncode == 0
     (run,) = (tmp_path / "runs/tiny").iterdir()
     best = trainkit("export", "tiny", "--best", "best")  # nothing is learned, so the first evaluation is the lowest
-    assert (best.returncode, json.loads((tmp_path / "best/config.json").read_text())["step"]) == (0, 1)
+    with safe_open(tmp_path / "best/model.safetensors", "pt") as tensors:
+        assert (best.returncode, tensors.metadata()["step"]) == (0, "1")
     done = trainkit("export", "tiny")
     assert (done.returncode, done.stdout) == (0, f"{run}/exports/step-00000003\n")
     again = trainkit("export", "tiny")

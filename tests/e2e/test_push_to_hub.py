@@ -21,17 +21,29 @@ from supervised_run import wait_for
 from tests.hub_server.server import READER, TOKEN, Hub
 from tests.trainer.tiny_tokenizer import save_tokenizer
 from tests.warm_ranks import start_ranks
+from trainkit.hub.push import signed
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validate import with_kinds
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import clear_uploads
-from trainkit.trainer.checkpoint.export import card, export
+from trainkit.trainer.checkpoint.card import card
+from trainkit.trainer.checkpoint.export import export
 from trainkit.trainer.checkpoint.uploads import Uploads
 from trainkit.trainer.settings import read_settings
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 COMMIT = "/api/models/*/commit/*"
-CARD = "---\ntags:\n- trainkit\n---\n\n# {}\n\nTrained with trainkit (gpt): {}.\n"
+TRAINED = "---\n\n# {}\n\nTrained with trainkit (gpt): {}.\n"
+# as an older release has written it
+CARD = f"---\ntags:\n- trainkit\n{TRAINED}"
+GPT2 = {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 
 
 @pytest.fixture
@@ -90,8 +102,8 @@ def test_a_run_that_is_stopped_while_it_uploads_ends_at_once_and_the_next_upload
     assert hub.repository("ada/tiny").private
     assert titles(hub, "ada/tiny") == ["first commit", "tiny: step-00000003"]
     files = hub.repository("ada/tiny").files()
-    assert set(files) == {".gitattributes", "README.md", "config.json", "model.safetensors"}
-    assert files["README.md"].decode() == CARD.format("tiny", "3 steps")
+    assert set(files) == {".gitattributes", *GPT2}
+    assert TRAINED.format("tiny", "3 steps") in files["README.md"].decode()
     export(saved, tmp_path / "out")
     ours, theirs = load_file(tmp_path / "out/model.safetensors"), load(files["model.safetensors"])
     assert ours.keys() == theirs.keys()
@@ -114,7 +126,7 @@ def test_two_ranks_upload_each_save_with_a_checkpoint_to_resume_from(
     saved = tmp_path / "run/checkpoints/step-00000002"
     there = {path.relative_to(saved): path.read_bytes() for path in saved.rglob("*") if path.is_file()}
     whole = {f"last-checkpoint/{saved.name}/{name}": content for name, content in there.items()}
-    own = {"notes.txt", "README.md", "config.json", "model.safetensors"}
+    own = {"notes.txt", *GPT2}
     assert files.keys() == own | whole.keys(), "the newest alone, and no weights of before"
     assert {name: files[name] for name in whole} == whole
     assert not [name for name, content in files.items() if tmp_path.name.encode() in content], "no path of this machine"
@@ -196,7 +208,7 @@ def test_a_stranger_reads_adapters_beside_the_revision_of_their_base(
     files = hub.repository("ada/tiny").files()
     assert "model.safetensors" not in files
     card = files["README.md"].decode()
-    assert card.startswith("---\nlibrary_name: peft\nbase_model: owner/base\ntags:\n")
+    assert card.startswith("---\nlibrary_name: peft\nbase_model: owner/base\npipeline_tag: text-generation\ntags:\n")
     assert f"(hf, adapters of owner/base at {commit}): 2 steps." in card
     environ = {**clean_environment, **hub.environment, "HF_TOKEN": READER, "HF_HOME": str(tmp_path / "theirs")}
     call = [sys.executable, "-c", STRANGER]
@@ -223,8 +235,9 @@ def test_a_run_whose_rank_is_killed_leaves_nothing_that_was_made_to_be_uploaded(
 def test_a_card_says_in_how_many_bits_the_base_was() -> None:
     model = {"kind": "hf", "path": "/models/small", "quantize": {"bits": 4}}
     recipe = Recipe.model_validate(with_kinds({"name": "q", "model": model, "peft": {"kind": "lora"}}))
-    written = card(recipe, {"step": 1}, "/models/small", adapters=True)
-    assert written.endswith("# q\n\nTrained with trainkit (hf, adapters of small, which was in 4 bits): 1 step.\n")
+    written = card(recipe, {"step": 1}, Path("/runs/q/1"), adapters=True)
+    assert "# q\n\nTrained with trainkit (hf, adapters of small, which was in 4 bits): 1 step.\n" in written
+    assert "/models" not in written
 
 
 def test_a_run_that_trains_nothing_says_that_nothing_is_uploaded(
@@ -353,14 +366,16 @@ def test_a_model_card_that_somebody_has_changed_stays(
 ) -> None:
     environ = {**clean_environment, **hub.environment, "HF_TOKEN": TOKEN}
     (tmp_path / "folder").mkdir()
-    written = {"old": CARD.format("tiny", "1 step"), "changed": CARD.format("tiny", "1 step") + "Do not use it.\n"}
+    older, newer = CARD.format("tiny", "1 step"), signed(CARD.format("tiny", "1 step") + "| Loss | 1 |\n")
+    written = {"old": older, "signed": newer, "changed": older + "No.\n", "edited": newer.replace("1 |", "0 |")}
     for name, text in written.items():
         hub.add(f"ada/{name}", {"README.md": text})
         (tmp_path / "folder/README.md").write_text(CARD.format("tiny", "2 steps"))
         done = pushed(f"ada/{name}", environ, "--folder", str(tmp_path / "folder"))
         assert done.returncode == 0, done.stderr
-    assert hub.repository("ada/old").files()["README.md"].decode() == CARD.format("tiny", "2 steps")
-    assert hub.repository("ada/changed").files()["README.md"].decode() == written["changed"]
+    for name in written:
+        kept = hub.repository(f"ada/{name}").files()["README.md"].decode()
+        assert kept == (written[name] if name in ("changed", "edited") else CARD.format("tiny", "2 steps"))
 
 
 def test_an_upload_ends_with_the_rank_that_has_started_it(

@@ -124,8 +124,9 @@ def test_peft_reads_exported_adapters_onto_their_base(
     export_adapters(saved(settings), tmp_path / "adapters")  # which needs no base: it may be of hundreds of gigabytes
     (tmp_path / "aside").rename(weights)
     export(saved(settings), tmp_path / "merged")
-    assert {"adapter_config.json", "adapter_model.safetensors"} == {
-        path.name for path in (tmp_path / "adapters").iterdir()
+    assert {path.name for path in (tmp_path / "adapters").iterdir()} == {
+        *("adapter_config.json", "adapter_model.safetensors"),
+        *("README.md", "tokenizer.json", "tokenizer_config.json"),  # of bytes, as it was trained
     }
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tokens = torch.arange(32).reshape(1, 32)

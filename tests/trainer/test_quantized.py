@@ -13,7 +13,7 @@ import torch
 
 from tests.trainer.training import MakeSettings, parts_of, trained
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint.export import export, export_adapters
+from trainkit.trainer.checkpoint.export import export, export_adapters, weights_format
 from trainkit.trainer.loop import batches, split_micro
 from trainkit.trainer.models.quantized import is_quantized
 from trainkit.trainer.setup import Parts, prepared_model
@@ -174,8 +174,10 @@ def test_export_writes_what_was_trained_without_quantisation(
     parts = parts_of(settings)
     trained(parts)
     checkpoint = settings.run_dir / "checkpoints/step-00000004"
-    export(checkpoint, tmp_path / "merged")
-    assert f"the base model was quantised to {bits} bits" in capsys.readouterr().err
+    assert weights_format(settings.recipe) == "bf16"
+    export(checkpoint, tmp_path / "merged", dtype="fp32")
+    told = capsys.readouterr().err
+    assert f"the base model was quantised to {bits} bits: its weights are written dequantised, in fp32" in told
     config = json.loads((tmp_path / "merged/config.json").read_text())
     assert "quantization_config" not in config
     tokens = torch.arange(40)[None]

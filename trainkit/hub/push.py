@@ -7,6 +7,7 @@ write. huggingface_hub does the work, with the token that it finds (HF_TOKEN, or
 from __future__ import annotations
 
 import argparse
+import hashlib
 import inspect
 import os
 import re
@@ -31,8 +32,10 @@ SILENCE = 120.0  # seconds without a byte to or from the Hub, by which the libra
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")  # of which one set is read
 HOLDS = {"weights": "model.safetensors", "adapters": lora.CONFIG}  # and the file that tells
 HOW_TO_LOG_IN = "export HF_TOKEN=… and list it under env_from, or log in with `hf auth login`"
-# A card as trainkit/trainer/checkpoint/export.py writes it, unchanged.
-_OURS = re.compile(
+# The last line of a card that trainkit has written: the digest of the lines above.
+_SIGNATURE = "<!-- written by trainkit: {} -->\n"
+# A card of an older release, unchanged.
+_OLDER = re.compile(
     r"---\n(?:library_name: \S+\n)?(?:base_model: \S+\n)?tags:\n- trainkit\n---\n\n"
     r"# [^\n]*\n\nTrained with trainkit \([^\n]*\.\n"
 )
@@ -139,9 +142,16 @@ def has_card_of_others(api: Any, repo: str) -> bool:
     # Read, not downloaded: this process may end at any time, and would leave the file. Read anew in each try.
     files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True)
     try:
-        return not _OURS.fullmatch(files.read_text(f"{repo}/{CARD}", encoding="utf-8", errors="replace"))
+        found = files.read_text(f"{repo}/{CARD}", encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return False
+    text, mark, _ = found.rpartition("\n" + _SIGNATURE.partition("{")[0])
+    return found != signed(text) if mark else not _OLDER.fullmatch(found)
+
+
+def signed(text: str) -> str:
+    """A card with a last line by which an upload sees that nobody has changed it, and that it may be replaced."""
+    return f"{text}\n{_SIGNATURE.format(hashlib.sha256(text.encode()).hexdigest()[:16])}"
 
 
 def patiently(repo: str, act: Callable[[], Result]) -> Result:

@@ -1,4 +1,4 @@
-"""`trainkit export`: the weights of a checkpoint as others read them, and on the Hub."""
+"""`trainkit export`: the model of a checkpoint as others read it, and on the Hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -26,6 +26,10 @@ TrustCode = Annotated[
 ]
 Adapter = Annotated[
     bool, Option("--adapter", help="Only the LoRA adapters, in peft's format, not merged into the weights.")
+]
+Dtype = Annotated[
+    Literal["fp32", "bf16", "fp16"] | None,
+    Option("--dtype", help="Number format of the weights; default: that of the base model (bf16 if it was quantised)."),
 ]
 Push = Annotated[
     str | None, Option("--push", metavar="OWNER/NAME", help="Also upload it to this model repository of the Hub.")
@@ -50,15 +54,16 @@ def export(  # noqa: PLR0917 - a command's options
         bool, Option("--best", help="The run's checkpoint with the lowest evaluation loss instead of the newest.")
     ] = False,
     adapter: Adapter = False,
+    dtype: Dtype = None,
     push: Push = None,
     private: Private = False,
     trust_code: TrustCode = False,
     root: Root = "runs",
 ) -> None:
-    """Export a checkpoint's weights, whichever strategy saved them, as model.safetensors with a config.json.
+    """Export a checkpoint's model, whichever strategy saved it, as `from_pretrained` and serving engines expect it.
 
-    Adapters (LoRA) are merged into the weights, unless --adapter exports only them. With --push a model card and the
-    run's tokenizer are added, and everything is uploaded, with the token of HF_TOKEN or of `hf auth login`.
+    The folder has weights, settings, tokenizer and a model card. Adapters (LoRA) are merged into the weights, unless
+    --adapter exports only them. With --push it is uploaded, with the token of HF_TOKEN or of `hf auth login`.
 
     Example: trainkit export quickstart weights/
     """
@@ -70,6 +75,7 @@ def export(  # noqa: PLR0917 - a command's options
         make_ready(push, private, "adapters" if adapter else "weights")
     # torch is imported by a process of its own: this one starts fast, and never needs it.
     argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
+    argv += ["--dtype", dtype] if dtype else []
     options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
     end_with(run_module([*argv, *(option for option, given in options if given)]))
     write_text(f"{target}\n")

@@ -20,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="<run>/checkpoints/step-<8 digits>")
     parser.add_argument("--destination", type=Path, required=True, help="folder to create; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="export only the adapters, in peft's format")
-    parser.add_argument("--for-hub", action="store_true", help="with a model card and the run's tokenizer")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="", help="default: that of the base model")
+    parser.add_argument("--for-hub", action="store_true", help="without paths of this machine")
     parser.add_argument("--trust-code", action="store_true", help="import and run the model code that the run names")
     parser.add_argument("--tied", action="store_true", help="end when standard input closes")
     given = parser.parse_args(argv)
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on an incomplete export is removed
     try:
         write = export_adapters if given.adapter else export
-        write(given.checkpoint, given.destination, trusted=given.trust_code, for_hub=given.for_hub)
+        options = {"trusted": given.trust_code, "for_hub": given.for_hub, "dtype": given.dtype}
+        write(given.checkpoint, given.destination, **options)
     except TrainkitError as error:
         sys.stderr.write(one_line_each(error))
         return int(error.exit_code)

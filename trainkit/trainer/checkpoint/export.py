@@ -1,31 +1,33 @@
-"""Checkpoints exported for other tools: full weights, or only adapters; optionally with files for the Hub."""
+"""Checkpoints exported as `from_pretrained` and serving engines expect: weights or adapters, tokenizer, model card."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit import lora
-from trainkit.data.tokenizer import tokenizer_files
+from trainkit.data.tokenizer import Encoder, open_encoder, tokenizer_files
 from trainkit.errors import TrainingError, TrainkitError
-from trainkit.hub.cache import name_of, public_name
-from trainkit.recipe.schema import HfModel, Recipe, TargetModel
+from trainkit.files import read_json, write_json
+from trainkit.hub.cache import public_name
+from trainkit.recipe.schema import GptModel, HfModel, Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.text import pluralize
+from trainkit.trainer.checkpoint.card import card
+from trainkit.trainer.checkpoint.gpt2 import byte_tokenizer, gpt2_config, gpt2_weights
 from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.models import MODELS, skeleton
@@ -36,51 +38,58 @@ from trainkit.trainer.models.adapters import (
     merge_adapters,
     write_adapters,
 )
-from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.base import Model, cast_weights
 from trainkit.trainer.models.quantized import dequantize
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
 from trainkit.trainer.parallel.zero import TAG, import_deepspeed
+from trainkit.trainer.prompts import is_of_bytes, is_on_chats, stop_ids, tokenizer_folder
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
 
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+WEIGHTS, CONFIG, CARD, GENERATION = "model.safetensors", "config.json", "README.md", "generation_config.json"
 MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
+_FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
-def export(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False) -> None:
-    """Write a folder with the weights in 32 bits and the model's settings; it appears complete or not at all.
+def export(
+    checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False, dtype: str = ""
+) -> None:
+    """Write a folder with weights, settings, tokenizer and model card; it appears complete or not at all.
 
-    trusted: run the model code that the run names. for_hub: add a model card and the run's tokenizer.
+    trusted: run the model code that the run names. dtype: fp32, bf16 or fp16; by default that of the base model.
+    for_hub: without paths of this machine.
     """
     model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     if recipe.peft.kind == "lora":
         merge_adapters(model)
+    dtype = dtype or weights_format(recipe)
     if bits := quantized_bits(recipe):
-        what = f"the base model was quantised to {bits} bits: its weights are written dequantised, in 32 bits"
+        what = f"the base model was quantised to {bits} bits: its weights are written dequantised, in {dtype}"
         sys.stderr.write(f"note: {what}, with the adapters merged in\n")
     inner: Any = getattr(model, "inner", model)  # with its own parameter names, without those of our wrapper
+    cast_weights(inner, DTYPES[dtype])
     with _whole(destination) as folder:
-        if recipe.model.kind == "hf":  # weights and config.json for `from_pretrained`
+        if isinstance(recipe.model, HfModel):  # weights and config.json for `from_pretrained`
+            if recipe.model.task == "sequence_classification" and recipe.data.kind in ("jsonl", "dataset"):
+                _name_labels(inner.config, getattr(recipe.data, "labels", []))
             inner.save_pretrained(folder)
+            if recipe.model.path and (own := Path(recipe.model.path) / GENERATION).is_file():
+                shutil.copyfile(own, folder / GENERATION)
         else:
-            tensors: dict[str, Tensor] = {}
-            seen: set[int] = set()
-            for name, tensor in inner.state_dict().items():
-                # Tied weights share memory, and safetensors does not allow tensors that overlap.
-                memory = tensor.untyped_storage().data_ptr()
-                tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
-                seen.add(memory)
-            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
-            _write_config(recipe, manifest, folder)
-        if for_hub:
-            complete_for_hub(folder, recipe, manifest)
+            _write_native(inner, recipe, manifest, folder)
+        _complete(folder, recipe, manifest, checkpoint, for_hub=for_hub)
 
 
-def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False) -> None:
-    """Write a folder with only the adapters, in peft's format. TrainingError for a run without adapters."""
+def export_adapters(
+    checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False, dtype: str = ""
+) -> None:
+    """Write a folder with only the adapters, in peft's format. TrainingError for a run without adapters.
+
+    dtype: by default that in which they are trained.
+    """
     recipe = _recipe(checkpoint)
     if recipe.peft.kind != "lora":
         raise TrainingError(
@@ -89,11 +98,97 @@ def export_adapters(checkpoint: Path, destination: Path, *, trusted: bool = Fals
         )
     model, recipe, manifest = trained_model(checkpoint, trusted=trusted, base=False)
     with _whole(destination) as folder:
-        write_adapters(model, recipe, folder, manifest["step"])
+        write_adapters(model, recipe, folder, manifest["step"], DTYPES[dtype] if dtype else None)
         if recipe.model.kind != "hf":  # peft writes the path of the base model, which ours does not have
             _write_config(recipe, manifest, folder)
-        if for_hub:
-            complete_for_hub(folder, recipe, manifest)
+        _complete(folder, recipe, manifest, checkpoint, for_hub=for_hub)
+
+
+def weights_format(recipe: Recipe) -> str:
+    """The number format of exported weights: that of the base model's files, else of the run's weights."""
+    if quantized_bits(recipe):
+        return "bf16"
+    if not isinstance(recipe.model, HfModel) or recipe.model.path is None:
+        return recipe.precision.weights
+    folder = Path(recipe.model.path)
+    config = read_json(folder / CONFIG)
+    if named := config.get("dtype") or config.get("torch_dtype"):
+        return _FORMATS.get(named, "fp32")
+    for file in sorted(folder.glob("*.safetensors"))[:1]:
+        with safe_open(file, "pt") as tensors:
+            formats = (tensors.get_slice(name).get_dtype() for name in tensors.keys())  # noqa: SIM118 - no mapping
+            return next((_FORMATS[each] for each in formats if each in _FORMATS), "fp32")
+    return "fp32"
+
+
+def _name_labels(config: Any, names: Sequence[str]) -> None:
+    if len(names) == config.num_labels:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+
+
+def _write_native(inner: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+    """A model that is none of transformers': the native GPT as GPT-2, others in a format of our own."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in inner.state_dict().items():
+        # Tied weights share memory, and safetensors does not allow tensors that overlap.
+        memory = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
+        seen.add(memory)
+    model = recipe.model
+    if isinstance(model, GptModel) and not model.moe.experts:
+        tensors, context = gpt2_weights(tensors), recipe.data.sequence_length
+        end = _end_of_text(recipe)
+        dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        write_json(folder / CONFIG, gpt2_config(model, context, dtype, end))
+        # It has no places beyond these, and fails there.
+        write_json(folder / GENERATION, {"max_length": context} | ({} if end is None else {"eos_token_id": end}))
+    else:
+        _write_config(recipe, manifest, folder)
+        if isinstance(model, GptModel):
+            what = "transformers has no class for a native GPT with experts: it is written in trainkit's own format"
+            sys.stderr.write(f"note: {what}, which `trainkit generate` reads\n")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
+
+
+def _end_of_text(recipe: Recipe) -> int | None:
+    folder = tokenizer_folder(recipe)
+    ends = open_encoder(str(folder)).closing(final=True) if folder else []
+    return ends[-1] if ends else None
+
+
+def _complete(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], checkpoint: Path, *, for_hub: bool) -> None:
+    """Add tokenizer and model card to weights or adapters, and give every file the mode that the umask lets it have."""
+    if (source := tokenizer_folder(recipe)) is not None:
+        for path in [*tokenizer_files(source), *source.glob("additional_chat_templates/*.jinja")]:
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+        if is_on_chats(recipe) and not (folder / lora.CONFIG).exists():
+            _stop_at_answers(folder, open_encoder(str(source)))
+    elif is_of_bytes(recipe):
+        for name, content in byte_tokenizer().items():
+            write_json(folder / name, content)
+    base = recipe.model.path if isinstance(recipe.model, HfModel) else None
+    adapters = folder / lora.CONFIG
+    if for_hub and adapters.exists():
+        config = {**read_json(adapters), "base_model_name_or_path": public_name(base) if base else None}
+        write_json(adapters, config)
+    (folder / CARD).write_text(card(recipe, manifest, checkpoint.absolute().parents[1], adapters=adapters.exists()))
+    mode = folder.stat().st_mode  # as mkdir made it; safetensors lets nobody else read its files
+    for path in folder.rglob("*"):
+        path.chmod(mode & (0o7777 if path.is_dir() else 0o666))
+
+
+def _stop_at_answers(folder: Path, encoder: Encoder) -> None:
+    """Have generation end with the token that ends an answer in the template: that of the base may be another."""
+    config = read_json(folder / GENERATION)
+    declared = config.get("eos_token_id", read_json(folder / CONFIG).get("eos_token_id"))
+    known = declared if isinstance(declared, list) else [declared]
+    if more := stop_ids(encoder) - {*known}:
+        ids = [*(each for each in known if each is not None), *sorted(more)]
+        write_json(folder / GENERATION, {**config, "eos_token_id": ids})
 
 
 @contextlib.contextmanager
@@ -118,7 +213,7 @@ def _write_config(recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> 
         "step": manifest["step"],
         "training_digest": manifest["training_digest"],
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / CONFIG, config)
 
 
 def trained_model(
@@ -221,40 +316,3 @@ def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mappin
     for twin, name in module["shared_params"].items():
         weights[twin] = weights[name]
     return weights
-
-
-def complete_for_hub(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Add the files that readers on the Hub expect to a folder of exported weights or adapters."""
-    base = recipe.model.path if isinstance(recipe.model, HfModel) else None
-    adapters = folder / lora.CONFIG
-    if adapters.exists():
-        config = json.loads(adapters.read_text())
-        config["base_model_name_or_path"] = public_name(base) if base else None
-        adapters.write_text(json.dumps(config, indent=2) + "\n")
-    tokenizer = getattr(recipe.data, "tokenizer", None)
-    for path in tokenizer_files(Path(tokenizer)) if tokenizer else ():
-        shutil.copyfile(path, folder / path.name)
-    (folder / CARD).write_text(card(recipe, manifest, base, adapters=adapters.exists()))
-
-
-def card(recipe: Recipe, manifest: dict[str, Any], path: str | None, *, adapters: bool) -> str:
-    """The model card: the Hub's metadata (hub docs, model cards), then what was trained, and for how long.
-
-    path: the folder of the base model, if there is one.
-    """
-    base, named = public_name(path) if path else "", name_of(path or "")
-    exactly = f"{base} at {named[1]}" if named else base
-    if bits := quantized_bits(recipe):
-        exactly += f", which was in {bits} bits"
-    library = "peft" if adapters else "transformers" if recipe.model.kind == "hf" else ""
-    metadata = {"library_name": library, "base_model": base if "/" in base else ""}
-    head = "".join(f"{name}: {value}\n" for name, value in metadata.items() if value)
-    best = manifest.get("best") or {}
-    loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
-    what = f"{recipe.model.kind}, adapters of {exactly or 'a seeded model'}" if adapters else recipe.model.kind
-    if base and not adapters:
-        what += f", from {exactly}"
-    return (
-        f"---\n{head}tags:\n- trainkit\n---\n\n# {recipe.name}\n\n"
-        f"Trained with trainkit ({what}): {pluralize(manifest['step'], 'step')}{loss}.\n"
-    )

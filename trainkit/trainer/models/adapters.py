@@ -101,11 +101,12 @@ _ALLOWED = frozenset(
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 
-def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int) -> None:
+def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int, dtype: torch.dtype | None = None) -> None:
     """Write the adapters, and a trained head, in the format of `PeftModel.from_pretrained`."""
     from safetensors.torch import save_file
 
-    tensors = {_PREFIX + name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}
+    adapters = adapter_tensors(model).items()
+    tensors = {_PREFIX + name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in adapters}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(step)})
     # "default" is what inject_adapter_in_model calls an adapter that is given no name.
     config = copy.copy(cast("Any", model).peft_config["default"])
