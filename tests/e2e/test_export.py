@@ -141,7 +141,7 @@ def test_a_name_means_its_newest_run_that_has_a_checkpoint(
     (evaluated,) = set((tmp_path / "runs/tiny").iterdir()) - {trained}
     done = trainkit("export", "tiny")
     assert (done.returncode, done.stdout) == (0, f"{trained}/exports/step-00000001\n")
-    assert done.stderr == f"{evaluated} has no complete checkpoint: exporting from {trained}\n"
+    assert done.stderr == f"{evaluated} has no complete checkpoint: this is of {trained}\n"
     by_id = trainkit("export", evaluated.name)
     assert (by_id.returncode, by_id.stderr.splitlines()[0]) == (2, f"error: {evaluated} has no complete checkpoint")
 

@@ -17,7 +17,8 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.trainer.sources import lines
-from tests.trainer.tiny_tokenizer import NAMES, save_tokenizer
+from tests.trainer.tiny_llama import save_llama
+from tests.trainer.tiny_tokenizer import NAMES
 from tests.trainer.training import MakeSettings, trained
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.metrics.predictions import write_result
@@ -75,7 +76,6 @@ def test_nothing_but_a_failure_is_said_and_a_full_disk_leaves_nothing(make_setti
     assert exported(-1) == (0, "", "")
 
 
-LLAMA: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 CHATS = [
     {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]},
     {"messages": [{"role": "user", "content": "two and two"}, {"role": "assistant", "content": "the sum"}]},
@@ -84,14 +84,7 @@ CHATS = [
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A tiny Llama in bf16 with a chat tokenizer, as it would lie on the Hub."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-    folder = save_tokenizer(tmp_path / "base")
-    model = LlamaForCausalLM(LlamaConfig(**LLAMA, vocab_size=300, bos_token_id=None, eos_token_id=0))
-    model.generation_config = GenerationConfig(eos_token_id=0, temperature=0.6, do_sample=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path / "base", dtype="bfloat16")
 
 
 def chatting(make_settings: MakeSettings, base: Path, **changes: Any) -> Settings:

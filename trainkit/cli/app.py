@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "schema": ("recipes:schema", Command, ""),
     "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [ARGS]..."),
     "export": ("export:export", Command, ""),
+    "generate": ("generate:generate", Command, ""),
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT ARGS...] | COMMAND..."),
     "dump": ("runs:dump", Command, ""),
     "runs": ("runs:app", CommandGroup, ""),

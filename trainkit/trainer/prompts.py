@@ -75,12 +75,13 @@ def prompt_ids(encoder: Encoder, row: Mapping[str, Any], *, system: str = "", pl
 
 
 def stop_ids(encoder: Encoder, declared: Iterable[object] = ()) -> frozenset[int]:
-    """The ids that end an answer: the tokenizer's own, the one that the template ends answers with, and those declared.
+    """The ids that end an answer: that which ends a text, that with which the template ends answers, those declared.
 
     declared: ids or lists of ids, as configurations name them.
     """
     inner = _inner(encoder)
-    found = [getattr(inner, "eos_token_id", None), *(_template_stop(inner) if has_template(encoder) else ())]
+    found = [getattr(inner, "eos_token_id", None), *encoder.closing(final=True)[:1]]
+    found += _template_stop(inner) if has_template(encoder) else ()
     for each in declared:
         found += each if isinstance(each, list | tuple) else [each]
     return frozenset(each for each in found if isinstance(each, int))

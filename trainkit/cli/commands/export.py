@@ -18,6 +18,7 @@ from trainkit.cli.options import Root
 from trainkit.errors import UsageError
 from trainkit.files import is_there
 from trainkit.recipe.hub_name import has_owner
+from trainkit.text import join_names
 
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint")
 PUSHER = ("-P", "-m", "trainkit.hub.push")
@@ -128,28 +129,33 @@ def end_with(code: int) -> None:
         raise typer.Exit(code)
 
 
-def find_checkpoint(word: str, root: str, *, best: bool) -> Path:
-    """The checkpoint folder that a word means; of a run, the newest or the best one. UsageError where there is none.
+def find_checkpoint(word: str, root: str, *, best: bool, step: int | None = None) -> Path:
+    """The checkpoint folder that a word means; of a run, the newest, the best, or that of a step. UsageError if none.
 
     A name means its newest run that has some: one that only evaluates another's weights saves none.
     """
     from trainkit.runner.rundir.listing import checkpoints_of, named_checkpoint, saved_checkpoints
 
     if named_checkpoint(word):
-        if best:
+        if best or step is not None:
+            option = "--best" if best else "--checkpoint"
             raise UsageError(
-                f"--best selects one of a run's checkpoints, and {word} is a checkpoint", hint="name the run"
+                f"{option} selects one of a run's checkpoints, and {word} is a checkpoint", hint="name the run"
             )
         return Path(word).absolute()
     layout = find_run(word, root).layout
     run, saved = layout.root, checkpoints_of(layout)
     if not saved and word == layout.name and (earlier := saved_checkpoints(root, word)):
         run, saved = Path(earlier[0].path).parents[1], [each for each in earlier if each.run == earlier[0].run]
-        sys.stderr.write(one_line(f"{layout.root} has no complete checkpoint: exporting from {run}") + "\n")
+        sys.stderr.write(one_line(f"{layout.root} has no complete checkpoint: this is of {run}") + "\n")
     if not saved:
         hint = "checkpoint.every_steps saves some; SIGUSR1 to a running one saves now"
         raise UsageError(f"{run} has no complete checkpoint", hint=hint)
-    step = saved[0].best_step if best else saved[0].step  # the newest checkpoint knows the best one
+    if step is not None and step not in (steps := [each.step for each in saved]):
+        have = join_names([str(each) for each in sorted(steps)])
+        raise UsageError(f"{run} has no complete checkpoint of step {step}", hint=f"it has those of {have}")
+    if step is None:
+        step = saved[0].best_step if best else saved[0].step  # the newest checkpoint knows the best one
     found = next((Path(each.path) for each in saved if each.step == step), None)
     if found is None:
         lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"

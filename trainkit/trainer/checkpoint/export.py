@@ -73,8 +73,10 @@ def export(
     cast_weights(inner, DTYPES[dtype])
     with _whole(destination) as folder:
         if isinstance(recipe.model, HfModel):  # weights and config.json for `from_pretrained`
-            if recipe.model.task == "sequence_classification" and recipe.data.kind in ("jsonl", "dataset"):
-                _name_labels(inner.config, getattr(recipe.data, "labels", []))
+            if recipe.model.task == "sequence_classification":
+                name_labels(inner.config, label_names(recipe, checkpoint.absolute().parents[1]))
+            if recipe.model.task == "seq2seq_lm" and inner.generation_config.decoder_start_token_id is None:
+                inner.generation_config.decoder_start_token_id = inner.config.decoder_start_token_id
             inner.save_pretrained(folder)
             if recipe.model.path and (own := Path(recipe.model.path) / GENERATION).is_file():
                 shutil.copyfile(own, folder / GENERATION)
@@ -121,7 +123,14 @@ def weights_format(recipe: Recipe) -> str:
     return "fp32"
 
 
-def _name_labels(config: Any, names: Sequence[str]) -> None:
+def label_names(recipe: Recipe, run: Path) -> Sequence[str]:
+    """The names of a classifier's labels, by number: those of the recipe, or that the run has found in its data."""
+    found = read_json(run / "result.json").get("corpus", {}).get("labels", "")
+    return getattr(recipe.data, "labels", ()) or tuple(filter(None, str(found).split(", ")))
+
+
+def name_labels(config: Any, names: Sequence[str]) -> None:
+    """Name the labels of a configuration, if the names are as many."""
     if len(names) == config.num_labels:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
@@ -165,7 +174,8 @@ def _complete(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], checkpo
             target = folder / path.relative_to(source)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
-        if is_on_chats(recipe) and not (folder / lora.CONFIG).exists():
+        drawn = isinstance(recipe.model, HfModel) and recipe.model.path is None  # so that nothing says how texts end
+        if (is_on_chats(recipe) or drawn) and (folder / GENERATION).exists():
             _stop_at_answers(folder, open_encoder(str(source)))
     elif is_of_bytes(recipe):
         for name, content in byte_tokenizer().items():

@@ -18,11 +18,13 @@ from trainkit.files import open_regular, refuse_links, remove_file, write_json
 from trainkit.seeds import derived_seed
 from trainkit.trainer.data.source import IGNORE_INDEX, Labels, count_targets, targets_of
 from trainkit.trainer.distributed import gather_from_ranks
+from trainkit.trainer.generate import Drawing, beginning, continued
 from trainkit.trainer.loop import TrainingProgress
 from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.models.hf import EncoderDecoder
+from trainkit.trainer.prompts import PromptError, is_on_chats, prompt_ids, stop_ids
 from trainkit.trainer.setup import Parts, facts_of
 
 log = logging.getLogger("trainkit.trainer")
@@ -104,7 +106,7 @@ def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, An
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def _written(parts: Parts, model: EncoderDecoder, inputs: Mapping[str, Tensor]) -> list[str]:
     """The text that transformers' generate() writes for each source."""
-    begun, end = _beginning(parts, model)
+    begun, end = beginning(parts.source.encoder, model, parts.device)
     sources = inputs["input_ids"]
     known = {"pad_token_id": model.padding, "decoder_start_token_id": int(begun[0, 0])}
     inner: Any = model.inner
@@ -132,7 +134,7 @@ def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def generate(parts: Parts) -> str:
-    """Continue the recipe's prompt, or write a target for it; "" without a prompt.
+    """Continue the recipe's prompt, answer it where chats were learned, or write a target for it; "" without a prompt.
 
     Every rank must call it, because weights may be sharded.
     """
@@ -141,37 +143,33 @@ def generate(parts: Parts) -> str:
         return ""
     generator = torch.Generator().manual_seed(derived_seed(recipe.train.seed, "sample"))
     text = (getattr(recipe.data, "prompt_prefix", None) or "") + recipe.sample.prompt
-    places = recipe.data.sequence_length
+    places, shown = recipe.data.sequence_length, []
     if isinstance(parts.model, EncoderDecoder):
         ids, _ = encoder.source(text, recipe.data.sequence_length)
         source = {"input_ids": torch.tensor([ids], device=parts.device)}
-        tokens, end = _beginning(parts, parts.model)
+        tokens, end = beginning(encoder, parts.model, parts.device)
+        stops = frozenset() if end is None else frozenset((end,))
         places = parts.model.context or 1 + len(tokens[0]) + recipe.sample.tokens
     else:
-        prompt = [*encoder.opening(), *encoder.plain(text)]
-        source, tokens, end = {}, torch.tensor([prompt], device=parts.device), None
-    begun = tokens.shape[1] if source else 0  # a continuation is shown with its prompt
-    model.eval()
-    for _ in range(recipe.sample.tokens):
-        read = tokens[:, -places:]
+        source, is_chat = {}, is_on_chats(recipe)
+        try:
+            ids = prompt_ids(encoder, {"prompt": text}, plain=not is_chat)
+        except PromptError as error:
+            log.warning("warning: sample.prompt is not answered: %s", error)
+            return ""
+        tokens, stops = torch.tensor([ids], dtype=torch.int64, device=parts.device), stop_ids(encoder)
+        shown = [] if is_chat else ids  # a continuation is shown with its prompt
+
+    def logits(read: Tensor) -> Tensor:
         with parts.eval_autocast:
-            logits: Tensor = model(**source, decoder_input_ids=read) if source else model(read)
-        # Drawn on the CPU in fp32, so that every rank draws the same token.
-        shares = (logits[0, -1].float().cpu() / recipe.sample.temperature).softmax(dim=-1)
-        drawn = torch.multinomial(shares, 1, generator=generator)
-        if end == int(drawn):
-            break
-        tokens = torch.cat([tokens, drawn.to(parts.device)[None]], dim=1)
+            found: Tensor = model(**source, decoder_input_ids=read) if source else model(read)
+        return found
+
+    model.eval()
+    draw = Drawing(generator, recipe.sample.temperature)
+    written = [*continued(logits, tokens, draw, count=recipe.sample.tokens, places=places, stops=stops)]
     model.train()
-    return encoder.decode(tokens[0, begun:].tolist())
-
-
-def _beginning(parts: Parts, model: EncoderDecoder) -> tuple[Tensor, int | None]:
-    """The ids that the decoder begins with (1, ids), and the id that ends a target."""
-    opening, _, closing = parts.source.encoder.target("")
-    begun = model.begin(torch.tensor([[*opening, *closing] or [0]]))
-    tokens = torch.cat([begun, torch.tensor([opening], dtype=torch.int64)], dim=1).to(parts.device)
-    return tokens, closing[0] if closing else None
+    return encoder.decode([*shown, *(each for each in written if each not in stops)])
 
 
 def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
