@@ -38,6 +38,7 @@ _TASK_OF = {
     "SEQ_2_SEQ_LM": "seq2seq_lm",
     "SEQ_CLS": "sequence_classification",
 }
+_WRITERS = "only models of transformers that write or label texts are used here"
 Write = Callable[[str], object]
 
 
@@ -120,7 +121,7 @@ class Answerer:
         else:
             temperature = TEMPERATURE if sampling.temperature is None else sampling.temperature
             generator, places = torch.Generator().manual_seed(sampling.seed), self.inner.positions.num_embeddings
-            draw = Drawing(generator, temperature, sampling.top_p or 1.0)
+            draw = Drawing(generator, temperature, 1.0 if sampling.top_p is None else sampling.top_p)
             for each in continued(self.inner, tokens, draw, count=sampling.tokens, places=places, stops=stops):
                 take(each)
         if left := stream.end():
@@ -139,7 +140,8 @@ class Answerer:
             temperature = 0.0 if self.task == "seq2seq_lm" and not own.do_sample else chosen
         options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         if temperature > 0:
-            top_p, top_k = sampling.top_p or own.top_p or 1.0, own.to_diff_dict().get("top_k", 0)
+            top_p, top_k = own.top_p if sampling.top_p is None else sampling.top_p, own.to_diff_dict().get("top_k", 0)
+            top_p = 1.0 if top_p is None else top_p
             options = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k, "num_beams": 1}
         begun, limit = tokens.shape[1], sampling.tokens
         if self.begun is not None:
@@ -192,6 +194,7 @@ class Drawing:
         if self.top_p < 1:
             ordered, places = shares.sort(descending=True)
             beyond = ordered.cumsum(dim=-1) - ordered >= self.top_p
+            beyond[0] = False
             shares = shares.index_fill(0, places[beyond], 0.0)
         return int(torch.multinomial(shares, 1, generator=self.generator))
 
@@ -234,16 +237,20 @@ def device_named(name: str) -> torch.device:
         raise MachineError(f"--device {name} is no device of torch", hint="name cpu, cuda, cuda:1 or mps") from error
 
 
+def _task_of(name: str) -> str:
+    return next((task for end, task in _TASK_OF.items() if name.endswith(end)), "")
+
+
 def open_checkpoint(checkpoint: Path, device: torch.device, *, trusted: bool = False) -> Answerer:
     """The model of a run's checkpoint, as an export has it. TrainingError if it writes nothing."""
     model, recipe, _ = trained_model(checkpoint, trusted=trusted)
-    task = recipe.model.task if isinstance(recipe.model, HfModel) else ""
-    if recipe.model.kind == "target" or task == "masked_lm":
-        what = "a class of your own" if recipe.model.kind == "target" else "a masked language model"
-        raise TrainingError(f"{checkpoint} holds {what}, which writes no text", hint="export it, and call it yourself")
+    inner: Any = getattr(model, "inner", model)
+    task = recipe.model.task if isinstance(recipe.model, HfModel) else _task_of(type(inner).__name__)
+    if recipe.model.kind != "gpt" and task not in _TASK_OF.values():
+        what = f"{checkpoint} holds a {type(inner).__name__}, and {_WRITERS}"
+        raise TrainingError(what, hint="export it, and call it yourself")
     if recipe.peft.kind == "lora":
         merge_adapters(model)
-    inner: Any = getattr(model, "inner", model)
     cast_weights(inner, DTYPES[weights_format(recipe)])
     if task == "sequence_classification":
         name_labels(inner.config, label_names(recipe, checkpoint.absolute().parents[1]))
@@ -267,10 +274,9 @@ def open_folder(folder: Path, device: torch.device) -> Answerer:
         native.load_state_dict(load_file(folder / WEIGHTS))
         return Answerer(native.to(device).eval(), "", _encoder_in(folder), device)
     kinds = [str(adapters.get("task_type"))] if adapters else [str(each) for each in config.get("architectures") or ()]
-    task = next((task for end, task in _TASK_OF.items() for kind in kinds if kind.endswith(end)), "")
-    if not task:
+    if not (task := next(filter(None, map(_task_of, kinds)), "")):
         what = f"{folder} holds {', '.join(kinds) or 'no model that its config.json names'}"
-        raise TrainingError(f"{what}, and only models that write or label texts are used here", hint="see docs/use.md")
+        raise TrainingError(f"{what}, and {_WRITERS}", hint="see docs/use.md")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     import transformers
 

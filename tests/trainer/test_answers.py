@@ -234,7 +234,7 @@ def test_a_nucleus_holds_the_likeliest_tokens_that_reach_its_probability() -> No
     assert drawn(1.0) == {0, 1, 2, 3}
     assert drawn(0.8) == {0, 1}
     assert drawn(0.81) == {0, 1, 2}
-    assert drawn(0.1) == drawn(1.0, temperature=0) == {0}
+    assert drawn(0.1) == drawn(0.0) == drawn(1.0, temperature=0) == {0}
 
 
 def test_what_writes_nothing_or_is_too_long_is_said(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_what_writes_nothing_or_is_too_long_is_said(make_settings: MakeSettings,
         open_folder(base, CPU)
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
-    with pytest.raises(TrainingError, match="holds BertForMaskedLM, and only models that write or label"):
+    with pytest.raises(TrainingError, match="holds BertForMaskedLM, and only models of transformers that write"):
         open_folder(tmp_path / "bert", CPU)
     settings = make_settings(peft={"kind": "lora", "rank": 2}, **LEARNING, **steps(1))
     trained(settings)
