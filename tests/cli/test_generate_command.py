@@ -74,7 +74,7 @@ def test_prompts_come_from_a_file_and_from_standard_input(trainkit: Trainkit, tm
     (tmp_path / "p.jsonl").write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}))
     ended = trainkit("generate", "model", "--file", "p.jsonl", *greedy)
     assert ended.returncode == 2
-    assert "p.jsonl:1:1: error: the chat ends with an answer of the assistant" in ended.stderr
+    assert "p.jsonl:1:1: error: the chat ends with an answer of the assistant\n" in ended.stderr
 
 
 @pytest.mark.torch

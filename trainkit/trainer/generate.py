@@ -83,11 +83,15 @@ class Answerer:
         if self.task in ("", "causal_lm"):
             ids = prompt_ids(self.encoder, {**row, "prompt": text}, system=system, plain=plain)
         elif "prompt" not in row or system:
-            raise PromptError("the model reads one text, and no chat")
+            raise PromptError("the model reads one text, and no chat", "write it in `prompt`, without a system message")
         else:
             ids = self.encoder.source(text, 1 << 40)[0]
+        if not ids and self.task:
+            raise PromptError("the tokenizer makes no token of it", "write more")
         if (places := self.context) is not None and len(ids) > places - (self.task == "causal_lm"):
-            raise PromptError(f"it has {len(ids):,} tokens, and the model reads {places:,}, with its answer")
+            raise PromptError(
+                f"it has {len(ids):,} tokens, and the model reads {places:,}, with its answer", "shorten it"
+            )
         return ids
 
     @property

@@ -14,7 +14,11 @@ _ANSWER = "trainkit-answer"  # in the place of an answer, to see what a template
 
 
 class PromptError(ValueError):
-    """Why a prompt cannot be answered."""
+    """Why a prompt cannot be answered, and what to do."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 def tokenizer_folder(recipe: Recipe) -> Path | None:
@@ -56,21 +60,23 @@ def prompt_ids(encoder: Encoder, row: Mapping[str, Any], *, system: str = "", pl
     templated = has_template(encoder) and not plain
     if not templated and (messages or system):
         what = "--plain uses no chat template" if plain else "the tokenizer has no chat template"
-        raise PromptError(f"{what}, and {'a chat' if messages else 'a system message'} needs one")
+        hint = "write it as one text, in `prompt`" if messages else "leave the system message out"
+        raise PromptError(f"{what}, and {'a chat' if messages else 'a system message'} needs one", hint)
     if not templated:
         return [*encoder.opening(), *encoder.plain(row["prompt"])]
     messages = messages or [{"role": "user", "content": row["prompt"]}]
     if system and messages[0].get("role") != "system":
         messages = [{"role": "system", "content": system}, *messages]
     if messages[-1].get("role") == "assistant":
-        raise PromptError("the chat ends with an answer of the assistant: leave it out, for the model to write it")
+        raise PromptError("the chat ends with an answer of the assistant", "leave it out, for the model to write it")
     tools = {"tools": row["tools"]} if row.get("tools") else {}
     try:
         found = _inner(encoder).apply_chat_template(
             messages, tokenize=True, return_dict=True, add_generation_prompt=True, **tools
         )
     except Exception as error:  # a template is a program and may raise anything
-        raise PromptError(f"the chat template refuses it: {first_line(error)}") from error
+        hint = "the template says which roles it takes, and in which order; --plain leaves it out"
+        raise PromptError(f"the chat template refuses it: {first_line(error)}", hint) from error
     return list(found["input_ids"])
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,11 @@ from typer import Argument, Option
 from trainkit.cli.commands.export import find_checkpoint
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Force, Json, Root
-from trainkit.errors import Diagnostic, MachineError, Origin, UsageError
+from trainkit.errors import Diagnostic, MachineError, Origin, UsageError, first_line
 from trainkit.files import is_there
 from trainkit.lora import CONFIG as ADAPTERS
 from trainkit.text import strip_control
+from trainkit.trainer.prompts import PromptError
 
 if TYPE_CHECKING:
     from trainkit.trainer.generate import Answer, Answerer, Sampling
@@ -73,15 +75,12 @@ def generate(  # noqa: PLR0917 - a command's options
     ] = False,
     root: Root = "runs",
 ) -> None:
-    """Let a trained model answer: its newest checkpoint, with adapters and chat template; of a run in progress, too.
+    """Let a trained model answer: a run's newest checkpoint, with adapters and chat template, or an exported folder.
 
-    Without a prompt it is a chat: /reset starts it over, Ctrl-C ends an answer, Ctrl-D the chat. Classifiers print
-    labels with probabilities, encoder-decoders the target for a source.
+    Without a prompt it is a chat: /reset starts it over, Ctrl-C ends an answer, Ctrl-D the chat.
 
     Example: trainkit generate quickstart "def " --max-new-tokens 40
     """
-    from trainkit.trainer.prompts import PromptError
-
     if prompt is not None and file is not None:
         raise UsageError("a PROMPT and --file are given: which is to be answered?", hint="leave one of them out")
     chatting = prompt is None and file is None and sys.stdin.isatty() and sys.stdout.isatty()
@@ -90,31 +89,46 @@ def generate(  # noqa: PLR0917 - a command's options
     if output and is_there(output) and not force:
         raise UsageError(f"{output} exists", hint="name another file, or add --force")
     rows = {} if chatting else _prompts(prompt, file)
-    model = _opened(source, root, step=step, best=best, device=device, trusted=trust_code)
-    from trainkit.trainer.generate import Sampling
+    with _explained():
+        model = _opened(source, root, step=step, best=best, device=device, trusted=trust_code)
+        from trainkit.trainer.generate import Sampling
 
-    sampling = Sampling(tokens, temperature, top_p, seed)
-    if chatting:
-        _chat(model, sampling, system, plain=plain)
-        return
-    wrong, read = [], {}
-    for place, row in rows.items():
-        try:
-            read[place] = model.ids(row, system=system, plain=plain)
-        except PromptError as error:
-            wrong.append(Diagnostic("error", str(error), origin=place))
-    if wrong:
-        raise UsageError(wrong)
-    with open(output, "w", encoding="utf-8") if output else contextlib.nullcontext(sys.stdout) as out:  # noqa: PTH123
+        sampling = Sampling(tokens, temperature, top_p, seed)
+        if chatting:
+            _chat(model, sampling, system, plain=plain)
+            return
+        wrong, read = [], {}
         for place, row in rows.items():
-            if output or as_json:
-                answer = model.answer(read[place], sampling)
-                out.write(json.dumps({**row, **_as_data(answer)}, ensure_ascii=False) + "\n")
-                out.flush()
-                continue
-            if len(rows) > 1:
-                _write(f"> {row.get('prompt') or row['messages'][-1].get('content')}\n")
-            _show(model.answer(read[place], sampling, _write))
+            try:
+                read[place] = model.ids(row, system=system, plain=plain)
+            except PromptError as error:
+                wrong.append(Diagnostic("error", str(error), origin=place, hint=error.hint))
+        if wrong:
+            raise UsageError(wrong)
+        with open(output, "w", encoding="utf-8") if output else contextlib.nullcontext(sys.stdout) as out:  # noqa: PTH123
+            for place, row in rows.items():
+                if output or as_json:
+                    answer = model.answer(read[place], sampling)
+                    out.write(json.dumps({**row, **_as_data(answer)}, ensure_ascii=False) + "\n")
+                    out.flush()
+                    continue
+                if len(rows) > 1:
+                    _write(f"> {row.get('prompt') or row['messages'][-1].get('content')}\n")
+                _show(model.answer(read[place], sampling, _write))
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn a missing package and a GPU without memory into errors of the machine."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        what = f"the module {error.name} is not installed, which reads the model"
+        raise MachineError(what, hint=f"{sys.executable} -m pip install {error.name}") from error
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise MachineError(first_line(error), hint="name another --device, such as cpu") from error
 
 
 def _prompts(prompt: str | None, file: str | None) -> dict[Origin | None, dict[str, Any]]:
@@ -190,16 +204,12 @@ def _opened(source: str, root: str, *, step: int | None, best: bool, device: str
     here = ("", os.getcwd())  # noqa: PTH109
     sys.path[:] = [*(each for each in sys.path if each not in here), *(each for each in sys.path if each in here)]
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed, which reads its own checkpoints, prints its guess
-    try:
-        from trainkit.trainer.generate import device_named, open_checkpoint, open_folder
+    from trainkit.trainer.generate import device_named, open_checkpoint, open_folder
 
-        chosen = device_named(device or "")
-        if checkpoint is None:
-            return open_folder(folder.absolute(), chosen)
-        return open_checkpoint(checkpoint, chosen, trusted=trusted)
-    except ModuleNotFoundError as error:
-        what = f"the module {error.name} is not installed, which reads the model"
-        raise MachineError(what, hint=f"{sys.executable} -m pip install {error.name}") from error
+    chosen = device_named(device or "")
+    if checkpoint is None:
+        return open_folder(folder.absolute(), chosen)
+    return open_checkpoint(checkpoint, chosen, trusted=trusted)
 
 
 def _as_data(answer: Answer) -> Mapping[str, Any]:
@@ -221,10 +231,6 @@ def _show(answer: Answer) -> None:
 
 def _chat(model: Answerer, sampling: Sampling, system: str, *, plain: bool) -> None:
     """Answer the lines of a terminal until Ctrl-D; a model that knows chats reads those before, too."""
-    from dataclasses import replace
-
-    from trainkit.trainer.prompts import PromptError
-
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - lines can be edited
     remembers = model.is_chat(plain=plain)
@@ -232,39 +238,33 @@ def _chat(model: Answerer, sampling: Sampling, system: str, *, plain: bool) -> N
         raise UsageError("--system needs a chat template", hint="leave it out, or --plain if that is given")
     sys.stderr.write("/reset starts over, Ctrl-C ends an answer, Ctrl-D leaves\n")
     history: list[dict[str, str]] = []
-    for number, line in enumerate(_typed()):
-        if line.strip() == "/reset":
-            history.clear()
-            continue
-        asked = {"role": "user", "content": line}
-        pieces: list[str] = []
+    answered = 0
+    pieces: list[str] = []
 
-        def write(piece: str, pieces: list[str] = pieces) -> None:
-            pieces.append(piece)
-            _write(piece)
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        _write(piece)
 
-        try:
-            row = {"messages": [*history, asked]} if remembers else {"prompt": line}
-            ids = model.ids(row, system=system, plain=plain)
-            _show(model.answer(ids, replace(sampling, seed=sampling.seed + number), write))
-        except PromptError as error:
-            show_diagnostics([Diagnostic("error", str(error), hint="/reset starts over")])
-            continue
-        except KeyboardInterrupt:
-            _write("\n")
-        history += [asked, {"role": "assistant", "content": "".join(pieces)}]
-
-
-def _typed() -> Iterator[str]:
-    """What is typed, line by line; empty lines are left out."""
     while True:
+        pieces.clear()
         try:
             line = input("> ")
+            if line.strip() in ("", "/reset"):
+                history = history if not line.strip() else []
+                continue
+            asked = {"role": "user", "content": line}
+            row = {"messages": [*history, asked]} if remembers else {"prompt": line}
+            ids, answered = model.ids(row, system=system, plain=plain), answered + 1
+            drawing = replace(sampling, seed=sampling.seed + answered - 1)
+            _show(model.answer(ids, drawing, write))
         except EOFError:
             _write("\n")
             return
-        except KeyboardInterrupt:
-            _write("\n")
+        except PromptError as error:
+            show_diagnostics([Diagnostic("error", str(error), hint=f"{error.hint}; /reset starts over")])
             continue
-        if line.strip():
-            yield line
+        except KeyboardInterrupt:  # ends the answer, or the line that is being typed
+            _write("\n")
+            if not pieces:
+                continue
+        history += [asked, {"role": "assistant", "content": "".join(pieces)}]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.errors import TrainkitError, one_line_each
+from trainkit.errors import ExitCode, TrainkitError, one_line_each
 from trainkit.hub.push import end_with_input
 
 
@@ -31,10 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # importing torch takes seconds, during which Ctrl-C would print a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from safetensors import SafetensorError
+    try:
+        from safetensors import SafetensorError
 
-    from trainkit.trainer.checkpoint.export import export, export_adapters
-
+        from trainkit.trainer.checkpoint.export import export, export_adapters
+    except ModuleNotFoundError as error:
+        hint = f"{sys.executable} -m pip install {error.name}"
+        sys.stderr.write(f"error: the module {error.name} is not installed, which reads the checkpoint ({hint})\n")
+        return int(ExitCode.MACHINE)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on an incomplete export is removed
     try:
         write = export_adapters if given.adapter else export

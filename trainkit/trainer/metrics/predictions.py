@@ -155,7 +155,7 @@ def generate(parts: Parts) -> str:
         try:
             ids = prompt_ids(encoder, {"prompt": text}, plain=not is_chat)
         except PromptError as error:
-            log.warning("warning: sample.prompt is not answered: %s", error)
+            log.warning("warning: sample.prompt is not answered: %s; %s", error, error.hint)
             return ""
         tokens, stops = torch.tensor([ids], dtype=torch.int64, device=parts.device), stop_ids(encoder)
         shown = [] if is_chat else ids  # a continuation is shown with its prompt
