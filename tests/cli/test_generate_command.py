@@ -59,7 +59,7 @@ def test_every_line_that_is_no_prompt_is_named(trainkit: Trainkit, tmp_path: Pat
 
 
 @pytest.mark.torch
-def test_prompts_come_from_a_file_and_from_standard_input(trainkit: Trainkit, tmp_path: Path) -> None:
+def test_answers_to_a_file_are_written_as_json_lines(trainkit: Trainkit, tmp_path: Path) -> None:
     save_llama(tmp_path / "model")
     greedy = ("--temperature", "0", "--max-new-tokens", "8", "--device", "cpu")
     chat = {"messages": [{"role": "user", "content": "the cat"}]}
@@ -69,15 +69,25 @@ def test_prompts_come_from_a_file_and_from_standard_input(trainkit: Trainkit, tm
     one, two = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
     assert (one["prompt"], two["messages"], one["tokens"]) == ("the cat", chat["messages"], 8)
     assert one["text"] == two["text"], "a prompt is a chat of one message"
-    read = trainkit("generate", "model", *greedy, stdin="the cat\n")
-    assert (read.returncode, read.stdout) == (0, one["text"] + "\n"), read.stderr
+
+
+@pytest.mark.e2e
+def test_standard_input_is_a_prompt_and_what_only_the_model_can_refuse_is_named_by_its_line(
+    trainkit: Trainkit, tmp_path: Path
+) -> None:
+    save_llama(tmp_path / "model")
+    words = ("--temperature", "0", "--max-new-tokens", "8", "--device", "cpu")
+    (tmp_path / "p.txt").write_text("the cat\n\n")
+    read = trainkit("generate", "model", *words, stdin="the cat\n")
+    assert read.returncode == 0, read.stderr
+    assert trainkit("generate", "model", *words, "--file", "p.txt").stdout == read.stdout
     (tmp_path / "p.jsonl").write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}))
-    ended = trainkit("generate", "model", "--file", "p.jsonl", *greedy)
+    ended = trainkit("generate", "model", "--file", "p.jsonl", *words)
     assert ended.returncode == 2
     assert "p.jsonl:1:1: error: the chat ends with an answer of the assistant\n" in ended.stderr
 
 
-@pytest.mark.torch
+@pytest.mark.e2e
 def test_a_chat_streams_is_interrupted_started_over_and_left(tmp_path: Path, clean_environment: dict[str, str]) -> None:
     save_llama(tmp_path / "model", max_position_embeddings=100_000)
     words = ("-m", "trainkit", "generate", "model", "--device", "cpu", "--temperature", "0", "--system", "be kind")

@@ -118,7 +118,7 @@ def test_experts_are_read_from_their_own_format(make_settings: MakeSettings, tmp
     assert written(open_folder(tmp_path / "out", CPU), {"prompt": "the "}) == expected
 
 
-@pytest.mark.parametrize("architecture", ["t5", "bart"])
+@pytest.mark.parametrize("architecture", ["t5", pytest.param("bart", marks=pytest.mark.e2e)])
 def test_encoder_decoders_write_the_target_of_a_source(
     architecture: str, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_pipeline_writes_token_by_token_what_base_and_adapters_write(
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
     ends = {"eos_token_id": [0, 2]}
+    prompt = {name: prompt[name] for name in ("input_ids", "attention_mask")}
     expected = adapted.generate(**prompt, **options, **ends)[0, prompt["input_ids"].shape[1] :].tolist()
     made = pipeline("text-generation", str(tmp_path / "out"))(chat, return_tensors=True, **options)
     assert made[0]["generated_token_ids"][prompt["input_ids"].shape[1] :] == expected

@@ -20,8 +20,7 @@ GPT: dict[str, Any] = {"kind": "gpt", "layers": 3, "heads": 4, "hidden_size": 32
 TEXT = "def f(ä):\n\n    return '€😀'\x00\t  it's <|endoftext|> 1,000  "
 
 
-@pytest.mark.parametrize("peft", [{}, {"kind": "lora", "rank": 2}], ids=["full", "lora"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("attention", "peft"), [("sdpa", {"kind": "lora", "rank": 2}), ("eager", {})])
 def test_logits_are_those_of_the_trained_model(
     attention: str, peft: dict[str, Any], make_settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -76,7 +76,8 @@ def _facts(recipe: Recipe, manifest: Mapping[str, Any], run: Path) -> Iterator[t
     for name, title in (("loss", "Loss"), ("eval_loss", "Evaluation loss")):
         lines = [each for each in read_json_lines(layout.metrics) if isinstance(each.get(name), int | float)]
         if seen := [each for each in lines if each.get("step", 0) <= manifest["step"]]:
-            yield title, " → ".join(f"{each[name]:.4f} (step {each['step']})" for each in (seen[0], seen[-1]))
+            ends = dict.fromkeys(f"{each[name]:.4f} (step {each['step']})" for each in (seen[0], seen[-1]))
+            yield title, " → ".join(ends)
     yield "Versions", ", ".join(f"{name} {version}" for name, version in _versions())
 
 
