@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.sources import lines
-from tests.trainer.tiny_llama import save_llama
+from tests.trainer.tiny_llama import SIZES, save_llama
 from tests.trainer.tiny_tokenizer import CHATML, NAMES, save_tokenizer
 from tests.trainer.training import CPU, MakeSettings, trained
 from trainkit.data.tokenizer import Encoder, open_encoder
@@ -224,6 +225,42 @@ def test_the_template_is_given_the_chat_and_the_system_message(make_tokenizer: C
         prompt_ids(encoder, CHATS[0], plain=True)
 
 
+def test_a_model_of_ones_own_answers_where_it_is_one_of_transformers(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"own_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from torch import nn\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"def make(): return Own(LlamaConfig(**{ {**SIZES, 'vocab_size': 256} }, eos_token_id=None))\n"
+        "def other(): return Other()\n"
+        "class Own(LlamaForCausalLM):\n"
+        "    def forward(self, input_ids=None, tokens=None, targets=None, **more):\n"
+        "        made = super().forward(input_ids=input_ids if tokens is None else tokens, **more)\n"
+        "        if targets is None: return made\n"
+        "        return nn.functional.cross_entropy(made.logits.flatten(0, 1), targets.flatten())\n"
+        "Own.__name__ = 'OwnForCausalLM'\n"
+        "class Other(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.layer = nn.Embedding(256, 256)\n"
+        "    def forward(self, tokens, targets):\n"
+        "        return nn.functional.cross_entropy(self.layer(tokens).flatten(0, 1), targets.flatten())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own, other = (
+        make_settings(model={"kind": "target", "target": f"{name}:{function}"}, **LEARNING, **steps(1))
+        for function in ("make", "other")
+    )
+    trained(own)
+    trained(other)
+    with pytest.raises(TrainingError, match="whose model is custom code"):
+        open_checkpoint(saved(own), CPU)
+    model = open_checkpoint(saved(own), CPU, trusted=True)
+    assert model.answer(model.ids({"prompt": "the "}), GREEDY).tokens == GREEDY.tokens
+    with pytest.raises(TrainingError, match="holds a Other, and only models of transformers that write"):
+        open_checkpoint(saved(other), CPU, trusted=True)
+
+
 def test_a_nucleus_holds_the_likeliest_tokens_that_reach_its_probability() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
@@ -251,6 +288,10 @@ def test_what_writes_nothing_or_is_too_long_is_said(make_settings: MakeSettings,
     (tmp_path / "bert/config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
     with pytest.raises(TrainingError, match="holds BertForMaskedLM, and only models of transformers that write"):
         open_folder(tmp_path / "bert", CPU)
+    ready_made = make_settings(data={"kind": "random", "high": 256, "sequence_length": 16}, **LEARNING, **steps(1))
+    trained(ready_made)
+    with pytest.raises(TrainingError, match=r"trained on ready-made ids \(data.kind: random\)"):
+        open_checkpoint(saved(ready_made), CPU)
     settings = make_settings(peft={"kind": "lora", "rank": 2}, **LEARNING, **steps(1))
     trained(settings)
     export_adapters(saved(settings), tmp_path / "adapters")

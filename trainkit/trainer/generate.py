@@ -25,7 +25,15 @@ from trainkit.trainer.models.base import cast_weights
 from trainkit.trainer.models.gpt import Gpt
 from trainkit.trainer.models.hf import TASKS, EncoderDecoder
 from trainkit.trainer.optim import DTYPES
-from trainkit.trainer.prompts import PromptError, TextStream, has_template, prompt_ids, stop_ids, tokenizer_folder
+from trainkit.trainer.prompts import (
+    PromptError,
+    TextStream,
+    has_template,
+    is_of_bytes,
+    prompt_ids,
+    stop_ids,
+    tokenizer_folder,
+)
 
 TEMPERATURE = 0.7  # where neither the caller nor the model's generation_config.json says another
 # What the name of an architecture of transformers ends with, or peft's name -> `model.task`.
@@ -258,7 +266,9 @@ def open_checkpoint(checkpoint: Path, device: torch.device, *, trusted: bool = F
     cast_weights(inner, DTYPES[weights_format(recipe)])
     if task == "sequence_classification":
         name_labels(inner.config, label_names(recipe, checkpoint.absolute().parents[1]))
-    folder = tokenizer_folder(recipe)
+    if (folder := tokenizer_folder(recipe)) is None and not is_of_bytes(recipe):
+        what = f"{checkpoint} was trained on ready-made ids (data.kind: {recipe.data.kind}), whose tokenizer is unknown"
+        raise TrainingError(what, hint="export it, copy the tokenizer's files into the folder, and name that")
     encoder = open_encoder(str(folder) if folder else None)
     prefix = getattr(recipe.data, "prompt_prefix", None) or ""
     begun = beginning(encoder, model, device)[0] if isinstance(model, EncoderDecoder) else None

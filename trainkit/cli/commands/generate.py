@@ -16,6 +16,7 @@ from typer import Argument, Option
 from trainkit.cli.commands.export import find_checkpoint
 from trainkit.cli.diagnostics import show_diagnostics
 from trainkit.cli.options import Force, Json, Root
+from trainkit.distribution import install
 from trainkit.errors import Diagnostic, MachineError, Origin, UsageError, first_line
 from trainkit.files import is_there
 from trainkit.lora import CONFIG as ADAPTERS
@@ -124,7 +125,7 @@ def _explained() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         what = f"the module {error.name} is not installed, which reads the model"
-        raise MachineError(what, hint=f"{sys.executable} -m pip install {error.name}") from error
+        raise MachineError(what, hint=install(sys.executable, str(error.name).partition(".")[0])) from error
     except RuntimeError as error:
         if "out of memory" not in str(error):
             raise

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.errors import ExitCode, TrainkitError, one_line_each
+from trainkit.distribution import install
+from trainkit.errors import MachineError, TrainkitError, one_line_each
 from trainkit.hub.push import end_with_input
 
 
@@ -36,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         from trainkit.trainer.checkpoint.export import export, export_adapters
     except ModuleNotFoundError as error:
-        hint = f"{sys.executable} -m pip install {error.name}"
-        sys.stderr.write(f"error: the module {error.name} is not installed, which reads the checkpoint ({hint})\n")
-        return int(ExitCode.MACHINE)
+        what = f"the module {error.name} is not installed, which reads the checkpoint"
+        missing = MachineError(what, hint=install(sys.executable, str(error.name).partition(".")[0]))
+        sys.stderr.write(one_line_each(missing))
+        return int(missing.exit_code)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on an incomplete export is removed
     try:
         write = export_adapters if given.adapter else export
