@@ -297,3 +297,27 @@ def test_what_writes_nothing_or_is_too_long_is_said(make_settings: MakeSettings,
     export_adapters(saved(settings), tmp_path / "adapters")
     with pytest.raises(TrainingError, match="whose other part is only in trainkit"):
         open_folder(tmp_path / "adapters", CPU)
+
+
+def test_damaged_folders_and_adapters_without_their_base_are_said(make_settings: MakeSettings, tmp_path: Path) -> None:
+    base = save_llama(tmp_path / "base")
+    settings = make_settings(
+        model={"kind": "hf", "path": str(base)}, data=on_chats(tmp_path, base), peft={"kind": "lora"}, **steps(1)
+    )
+    trained(settings)
+    export_adapters(saved(settings), tmp_path / "adapters")
+    weights = base / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(TrainingError, match="base cannot be loaded: "):
+        open_folder(base, CPU)
+    base.rename(tmp_path / "moved")
+    with pytest.raises(TrainingError, match="base cannot be loaded: ") as caught:
+        open_folder(tmp_path / "adapters", CPU)
+    assert caught.value.hints == (f"the adapters' base must be here: hf download {base}",)
+    (tmp_path / "adapters/adapter_model.safetensors").rename(tmp_path / "adapters/adapter_model.bin")
+    with pytest.raises(TrainingError, match=r"there is no .*adapter_model\.safetensors"):
+        open_folder(tmp_path / "adapters", CPU)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/config.json").write_text('{"model_type": "trainkit-gpt", "model": {"kind": "gpt", "layers": -1}}')
+    with pytest.raises(TrainingError, match="own cannot be loaded: "):
+        open_folder(tmp_path / "own", CPU)

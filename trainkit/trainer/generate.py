@@ -280,37 +280,47 @@ def open_folder(folder: Path, device: torch.device) -> Answerer:
     refuse_special(str(folder), "the model")
     config, adapters = read_json(folder / CONFIG), read_json(folder / lora.CONFIG)
     is_own = str(config.get("model_type", "")).startswith("trainkit-")
-    if is_own and (adapters or config["model"].get("kind") != "gpt"):
+    if is_own and (adapters or config["model_type"] != "trainkit-gpt"):
         what = f"{folder} holds a part of a model, whose other part is only in trainkit: in its run"
         raise TrainingError(what, hint="name the run, or its checkpoint")
-    if is_own:
-        native = Gpt(GptModel.model_validate(config["model"]), int(config["sequence_length"]))
-        native.load_state_dict(load_file(folder / WEIGHTS))
-        return Answerer(native.to(device).eval(), "", _encoder_in(folder), device)
     kinds = [str(adapters.get("task_type"))] if adapters else [str(each) for each in config.get("architectures") or ()]
-    if not (task := next(filter(None, map(_task_of, kinds)), "")):
+    task = next(filter(None, map(_task_of, kinds)), "")
+    if not (task or is_own):
         what = f"{folder} holds {', '.join(kinds) or 'no model that its config.json names'}"
         raise TrainingError(f"{what}, and {_WRITERS}", hint="see docs/use.md")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    if adapters and not (folder / lora.WEIGHTS).is_file():  # without it peft reads pickles
+        raise TrainingError(f"there is no {folder / lora.WEIGHTS}", hint="write the adapters as safetensors")
     base = str(adapters.get("base_model_name_or_path")) if adapters else str(folder)
     known: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if adapters and not Path(base).is_dir():
+    if Path(base).is_dir():
+        refuse_special(base, "the base model")
+    else:
         known["revision"] = adapters.get("revision") or "main"
     if adapters and task == "sequence_classification":
         known["num_labels"] = _number_of_labels(folder)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
+    inner: Any
     try:
-        inner = getattr(transformers, TASKS[task][0]).from_pretrained(base, torch_dtype="auto", **known)
-    except Exception as error:  # transformers and the Rust below it raise anything
-        hint = f"the adapters' base must be here: hf download {base}" if adapters else ""
-        raise TrainingError(f"transformers cannot load {public_name(base)}: {first_line(error)}", hint=hint) from error
-    if adapters:
-        from peft import PeftModel
+        if is_own:
+            inner = Gpt(GptModel.model_validate(config["model"]), int(config["sequence_length"]))
+            inner.load_state_dict(load_file(folder / WEIGHTS))
+        else:
+            import transformers
 
-        inner = PeftModel.from_pretrained(inner, str(folder)).merge_and_unload()
+            transformers.utils.logging.set_verbosity_error()
+            transformers.utils.logging.disable_progress_bar()
+            inner = getattr(transformers, TASKS[task][0]).from_pretrained(base, torch_dtype="auto", **known)
+        if adapters:
+            from peft import PeftModel
+
+            dtype = inner.dtype  # merged in 32 bits, as in an export
+            inner = PeftModel.from_pretrained(inner.float(), str(folder)).merge_and_unload()
+            cast_weights(inner, dtype)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # the libraries, and the Rust below them, raise anything
+        hint = f"the adapters' base must be here: hf download {base}" if adapters else "export it again"
+        raise TrainingError(f"{public_name(base)} cannot be loaded: {first_line(error)}", hint=hint) from error
     encoder = _encoder_in(next((each for each in (folder, Path(base)) if tokenizer_files(each)), folder))
     begun = beginning(encoder, EncoderDecoder(inner), device)[0] if task == "seq2seq_lm" else None
     return Answerer(inner.to(device).eval(), task, encoder, device, begun=begun)
