@@ -21,6 +21,7 @@ from tests.trainer.tiny_llama import save_llama
 from tests.trainer.tiny_tokenizer import NAMES
 from tests.trainer.training import MakeSettings, trained
 from trainkit.trainer.checkpoint.export import export, export_adapters
+from trainkit.trainer.generate import Sampling, open_folder
 from trainkit.trainer.metrics.predictions import write_result
 from trainkit.trainer.settings import Settings
 
@@ -127,6 +128,22 @@ def test_the_folder_is_the_bases_with_what_was_learned(make_settings: MakeSettin
     assert (generation["eos_token_id"], generation["temperature"]) == (ends, 0.6)
     export(checkpoint, tmp_path / "wide", dtype="fp32")
     assert {each.dtype for each in load_file(tmp_path / "wide/model.safetensors").values()} == {torch.float32}
+
+
+def test_a_generation_config_that_transformers_would_not_write_stays_as_it_is(
+    make_settings: MakeSettings, base: Path, tmp_path: Path
+) -> None:
+    content = '{"temperature":0.9, "eos_token_id":0}'  # without do_sample, as that of Llama 2
+    (base / "generation_config.json").write_text(content)
+    data = {"tokenizer": str(base)}
+    settings = make_settings(
+        model={"kind": "hf", "path": str(base)}, data=data, train={"steps": 1}, checkpoint={"every_steps": 1}
+    )
+    trained(settings)
+    export(settings.run_dir / "checkpoints/step-00000001", tmp_path / "out")
+    assert (tmp_path / "out/generation_config.json").read_text() == content
+    model = open_folder(tmp_path / "out", torch.device("cpu"))
+    assert model.answer(model.ids({"prompt": "the cat"}), Sampling(3)).text
 
 
 def size_of(folder: Path) -> int:

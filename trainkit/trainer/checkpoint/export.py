@@ -77,8 +77,11 @@ def export(
                 name_labels(inner.config, label_names(recipe, checkpoint.absolute().parents[1]))
             if recipe.model.task == "seq2seq_lm" and inner.generation_config.decoder_start_token_id is None:
                 inner.generation_config.decoder_start_token_id = inner.config.decoder_start_token_id
+            own = Path(recipe.model.path or "") / GENERATION
+            if has_own := recipe.model.path is not None and own.is_file():
+                inner.generation_config = type(inner.generation_config)()  # else some that are in use are refused
             inner.save_pretrained(folder)
-            if recipe.model.path and (own := Path(recipe.model.path) / GENERATION).is_file():
+            if has_own:
                 shutil.copyfile(own, folder / GENERATION)
         else:
             _write_native(inner, recipe, manifest, folder)
