@@ -28,8 +28,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.recipe.schema import TextData
-from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.data.text import read_corpus
 from trainkit.trainer.loop import SignalRequests, train
 from trainkit.trainer.metrics.writers import Metrics

@@ -34,6 +34,7 @@ RECIPE: dict[str, Any] = {
     "schedule": {"warmup_steps": 4},
     "eval": {"every_steps": 10, "batches": 5},
     "logging": {"every_steps": 1},
+    "checkpoint": {"at_end": False},
 }
 
 
@@ -87,6 +88,8 @@ def write_settings(run_dir: Path, case: Case, corpus: Path) -> Path:
         sections[name] = dict(changes) if "kind" in changes else {**sections.get(name, {}), **changes}
     if "kind" not in sections["data"]:
         sections["data"] = {"path": str(corpus), "cache": str(corpus.parent / "cache"), **sections["data"]}
+    elif sections["data"]["kind"] == "dataset":
+        sections["data"] = {"cache": str(corpus.parent / "cache"), **sections["data"]}
     recipe = Recipe.model_validate(with_kinds(sections))
     batch = BatchArithmetic(GLOBAL_BATCH, MICRO, GLOBAL_BATCH // MICRO // case.ranks, case.ranks, eval_micro=4)
     zero = recipe.strategy.kind.startswith("zero")

@@ -53,10 +53,10 @@ def test_sharded_ranks_sample_a_chat_through_its_template_to_its_stop(
     base = save_llama(tmp_path / "base")
     chat = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]
     path = lines(tmp_path / "chats.jsonl", [{"messages": chat}] * 20)
-    data = {"kind": "jsonl", "path": str(path), "messages_field": "messages", "tokenizer": str(base)}
+    data = {"kind": "dataset", "path": str(path), "tokenizer": str(base)}
     case = CASES[name].changed(
         model={"kind": "hf", "path": str(base)},
-        data={**data, "sequence_length": 32, "packing": False},
+        data={**data, "sequence_length": 32, "packing": "none"},
         sample={"prompt": "the cat", "tokens": 20, "temperature": 0.01},
         optimizer={"lr": 1e-2},
         schedule={"warmup_steps": 2},

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from tests.warm_ranks import run_case
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.trainer.checkpoint.export import trained_model
-from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 

@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         {"path": str(folder / "b-0.jsonl"), "weight": 1.0},
     ]
     settings = {"shuffle_buffer": 24, "validation_rows": 10, "sequence_length": 32}
-    return {"kind": "jsonl", "streaming": True, "mix": mix, **settings}
+    return {"kind": "dataset", "streaming": True, "mix": mix, **settings}
 
 
 def test_a_run_that_is_killed_in_a_stream_goes_on_bit_equal_and_as_on_one_rank(
@@ -65,14 +65,28 @@ def test_a_run_that_is_killed_in_a_stream_goes_on_bit_equal_and_as_on_one_rank(
     assert max(went_on.losses) == last
 
 
+TORN = (
+    "version: 1\ndevices: {type: cpu}\ntrain: {steps: 40}\nmodel: {layers: 1, heads: 1, hidden_size: 8}\n"
+    "data: {kind: dataset, streaming: true, path: rows.jsonl, sequence_length: 16, validation_rows: 5}\n"
+)
+
+
 def test_a_run_ends_at_the_row_that_is_torn_with_one_message(trainkit: Trainkit, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"text": "some words"}\n' * 40 + '{"text": "torn')
-    (tmp_path / "r.yaml").write_text(
-        "version: 1\ndevices: {type: cpu}\ntrain: {steps: 40}\nmodel: {layers: 1, heads: 1, hidden_size: 8}\n"
-        "data: {kind: jsonl, streaming: true, path: rows.jsonl, sequence_length: 16, validation_rows: 5}\n"
-    )
+    row = json.dumps({"text": "some words " * 800}) + "\n"
+    path.write_text(row * 40 + '{"text": "torn')  # behind what a plan looks at
+    (tmp_path / "r.yaml").write_text(TORN)
     done = trainkit("run", "r.yaml")
     assert done.returncode == 1
     assert f"data.path: {path}:41 is not JSON" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_torn_row_among_the_first_ends_the_plan(trainkit: Trainkit, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "some words"}\n' * 40 + '{"text": "torn')
+    (tmp_path / "r.yaml").write_text(TORN)
+    done = trainkit("plan", "r.yaml")
+    assert done.returncode == 2
+    assert done.stderr.count("error") == 1
+    assert f"data.path: {path}:41 is not JSON" in done.stderr

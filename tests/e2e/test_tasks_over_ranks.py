@@ -87,7 +87,8 @@ def pairs(here: Path) -> dict[str, Any]:
         {"ask": "".join(chance.choices("abcdef", k=n)), "say": "".join(chance.choices("ghij", k=m))} for n, m in lengths
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"kind": "jsonl", "path": str(path), "prompt_field": "ask", "field": "say", "prompt_prefix": "do: "}
+    columns = {"source": "ask", "target": "say"}
+    data = {"kind": "dataset", "path": str(path), "columns": columns, "prompt_prefix": "do: "}
     return {**data, "sequence_length": 32, "target_length": 16}
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 RECIPE = """
 name: named
 model: {kind: hf, path: owner/small}
-data: {kind: text, path: text.txt, sequence_length: 16}
+data: {kind: text, path: text.txt, tokenizer: bytes, sequence_length: 16}
 train: {steps: 3}
 batch: {micro: 2, accumulation: 1}
 eval: {every_steps: 0}
@@ -210,7 +210,7 @@ def test_chats_for_a_tokenizer_without_a_template_are_refused_by_its_name(
     hub.add("owner/base", {"tokenizer_config.json": "{}", "tokenizer.json": "{}"})
     hub.add("owner/chat", {"tokenizer_config.json": "{}", "tokenizer.json": "{}", "chat_template.jinja": "x"})
     (tmp_path / "chats.jsonl").write_text('{"messages": []}\n')
-    data = ["data.kind=jsonl", "data.path=chats.jsonl", "data.messages_field=messages", "data.tokenizer=owner/base"]
+    data = ["data.kind=dataset", "data.path=chats.jsonl", "data.tokenizer=owner/base"]
     done = call(named, "plan", "recipe.yaml", *data, code=2)
     assert "data.messages_field: the tokenizer owner/base has no chat template" in done.stderr
     assert not hub.downloads("owner/base", "tokenizer.json")

@@ -133,7 +133,7 @@ def test_a_name_that_stands_twice_is_of_one_commit_and_each_wrong_one_is_told(
     for name, value in hub.environment.items():
         monkeypatch.setenv(name, value)
     repository = hub.add("owner/small", FILES)
-    model = {"model": {"kind": "hf", "path": "owner/small"}, "data": {"kind": "jsonl", "path": "r", "tokenizer": "t"}}
+    model = {"model": {"kind": "hf", "path": "owner/small"}, "data": {"kind": "dataset", "path": "r", "tokenizer": "t"}}
     (whole,) = on_hub(replace(layered(model), absent={"model.path": ("owner/small",)}))
     Path(whole.folder, "model.safetensors").write_bytes(b"weights")
     repository.change({"config.json": b'{"a": 1}'})

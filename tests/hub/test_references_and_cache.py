@@ -55,7 +55,7 @@ def listing(**sizes: int) -> str:
 
 def recipe(**sections: object) -> Recipe:
     return Recipe.model_validate(
-        {"model": {"kind": "hf", "path": "owner/small"}, "data": {"kind": "jsonl", "path": "rows.jsonl"}, **sections}
+        {"model": {"kind": "hf", "path": "owner/small"}, "data": {"kind": "dataset", "path": "rows.jsonl"}, **sections}
     )
 
 
@@ -101,7 +101,7 @@ def test_a_folder_of_that_name_is_meant_first() -> None:
 def test_a_tokenizer_of_the_models_repository_is_of_the_same_revision() -> None:
     absent = {"model.path": ("owner/small",), "data.tokenizer": ("owner/small", "other/words")}
     model = {"kind": "hf", "path": "owner/small", "revision": "v2"}
-    rows = {"kind": "jsonl", "path": "rows.jsonl"}
+    rows = {"kind": "dataset", "path": "rows.jsonl"}
     same = repo_refs(recipe(model=model, data={**rows, "tokenizer": "owner/small"}), absent)
     assert [(each.key, each.revision) for each in same] == [("model.path", "v2"), ("data.tokenizer", "v2")]
     other = repo_refs(recipe(model=model, data={**rows, "tokenizer": "other/words"}), absent)

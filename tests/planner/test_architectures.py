@@ -67,7 +67,7 @@ def test_t5_as_a_causal_model_is_refused_with_the_task_that_trains_it(
     assert found.what == (
         "model.task causal_lm: t5 is an encoder-decoder, which writes a target for a source and continues no text"
     )
-    assert found.hint == "set model.task: seq2seq_lm, with the source in data.prompt_field and the target in data.field"
+    assert found.hint == "set model.task: seq2seq_lm, with rows of source and target"
     assert found.origin is not None
     assert (found.key, found.origin.line) == ("model.task", 7)
     unsaid = solve(f"{HEAD}model: {{kind: hf, architecture: t5}}\n")
@@ -208,8 +208,8 @@ def test_a_mixture_of_experts_is_not_quantised(settings: dict[str, Any], refuses
     ("name", "data", "refuses"),
     [
         ("t5", "kind: random", True),
-        ("bart", "kind: jsonl, path: r, label_field: l", True),
-        ("t5", "kind: jsonl, path: r, label_field: l, tokenizer: t", False),
+        ("bart", "kind: dataset, path: r, columns: {label: l}", True),
+        ("t5", "kind: dataset, path: r, columns: {label: l}, tokenizer: t", False),
         ("t5", "kind: target, target: a:b", False),
         ("bert", "kind: random", False),
     ],

@@ -146,7 +146,7 @@ def test_the_training_digest_stands_for_what_decides_training_and_for_nothing_el
     assert len({base.training_digest, *digests}) == 1 + len(OTHER_TRAINING)
 
 
-ROWS: dict[str, Any] = {"kind": "jsonl", "path": "rows.jsonl", "tokenizer": "llama"}
+ROWS: dict[str, Any] = {"kind": "dataset", "path": "rows.jsonl", "tokenizer": "llama"}
 BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "masked_lm"}
 
 
@@ -156,11 +156,11 @@ BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "masked_lm
         ({}, "2566c0d6b4a9e148279e94a47ec2fb1cf762ee4bbbbe790c540d1a699d43c117"),
         (
             {"model": {"kind": "hf", "path": "llama"}, "peft": {"kind": "lora"}, "data": ROWS},
-            "9aee4b74ecdddc546b6644a5d376331d1344bd8c3f3e8dd02f1798dfa5816707",
+            "7cdbc03d37eb8b07b5d7f88f9e1d879e9e5f272e614ec20686a329df3368746f",
         ),
         (
             {"model": BERT, "data": {"kind": "dataset", "path": "rows"}},
-            "1b2c036d6f67e091d64a34d3daf0476bdc1e2e26222ea9d3e0d320d5bacb4683",
+            "6808fd04a41aa78a43f069c9a13f8456538c9bc792c3a3c7d940ffcf75271b5d",
         ),
     ],
 )

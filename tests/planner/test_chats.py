@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from trainkit.data.formats import FORMATS, RowFormat
+from trainkit.data.seen import SeenData
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.tools.builtin.inputs import chats_need_a_template
 
@@ -13,12 +15,20 @@ Solve = Callable[..., Resolved]
 RECIPE = """version: 1
 train: {steps: 1}
 data:
-  kind: jsonl
+  kind: dataset
   path: chats.jsonl
-  messages_field: messages
   tokenizer: /words
 """
-TOLD = "data.messages_field: the tokenizer /words has no chat template"
+CHATS = "chats (messages: a list of {role, content})"
+TOLD = f"the rows of data.path are {CHATS}, and the tokenizer /words has no chat template"
+
+
+def seen(name: str, *roles: str) -> SeenData:
+    form = next(each for each in FORMATS if each.name == name)
+    return SeenData(RowFormat(form, {role: role for role in roles}))
+
+
+MESSAGES, TEXTS = seen("messages", "messages"), seen("text", "text")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +49,20 @@ TOLD = "data.messages_field: the tokenizer /words has no chat template"
 )
 def test_a_tokenizer_without_a_template_is_refused(files: dict[str, str], refuses: bool, solve: Solve) -> None:
     folder = {"/words": "", **{f"/words/{name}": text for name, text in files.items()}}
-    found = list(chats_need_a_template(Asked(solve({"r.yaml": RECIPE, **folder}), {})))
+    found = list(chats_need_a_template(Asked(solve({"r.yaml": RECIPE, **folder}), {}, seen=MESSAGES)))
     assert [each.what for each in found] == [TOLD] * refuses
-    assert all(each.origin is not None and each.origin.line == 6 for each in found)
-    plain = RECIPE.replace("messages_field: messages", "field: text")
-    assert list(chats_need_a_template(Asked(solve({"r.yaml": plain, **folder}), {}))) == []
+    assert all(each.origin is not None and each.origin.line == 5 for each in found)
+    resolved = solve({"r.yaml": RECIPE, **folder})
+    assert list(chats_need_a_template(Asked(resolved, {}, seen=TEXTS))) == []
+    own = solve({"r.yaml": RECIPE + "  chat_template: chatml\n", **folder})
+    assert list(chats_need_a_template(Asked(own, {}, seen=MESSAGES))) == []
+
+
+def test_chats_of_bytes_are_refused(solve: Solve) -> None:
+    resolved = solve({"r.yaml": RECIPE.replace("  tokenizer: /words\n", "")})
+    (found,) = chats_need_a_template(Asked(resolved, {}, seen=MESSAGES))
+    assert found.key == "data.tokenizer" and "bytes have no chat template" in found.what
 
 
 def test_a_tokenizer_that_is_not_on_this_disk_is_not_judged(solve: Solve) -> None:
-    assert list(chats_need_a_template(Asked(solve({"r.yaml": RECIPE}), {}))) == []
+    assert list(chats_need_a_template(Asked(solve({"r.yaml": RECIPE}), {}, seen=MESSAGES))) == []

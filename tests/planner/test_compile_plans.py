@@ -94,7 +94,7 @@ def test_a_plan_says_that_pairs_of_many_lengths_are_compiled_again(
 ) -> None:
     recipe = {
         "model": {"kind": "hf", "architecture": "t5", "task": "seq2seq_lm"},
-        "data": {"kind": "jsonl", "path": "rows.jsonl", "prompt_field": "ask", "padding": padding},
+        "data": {"kind": "dataset", "path": "rows.jsonl", "padding": padding},
         "efficiency": {"compile": {"enabled": True}},
     }
     notices = build_plan(layered(recipe), machine(1)).plan.notices

@@ -55,7 +55,10 @@ def test_what_is_fetched_and_where(
 
 
 def test_a_repository_that_is_named_twice_is_in_the_way_once(layered: Layered, machine: Machine) -> None:
-    model = {"model": {"kind": "hf", "path": "owner/m"}, "data": {"kind": "jsonl", "path": "r", "tokenizer": "owner/m"}}
+    model = {
+        "model": {"kind": "hf", "path": "owner/m"},
+        "data": {"kind": "dataset", "path": "r", "tokenizer": "owner/m"},
+    }
     resolved = replace(layered(model), absent=dict.fromkeys(("model.path", "data.tokenizer"), ("owner/m",)))
     hub = [CachedRepo(RepoRef(key, "model", "owner/m"), obstacle="owner/m is gated") for key in resolved.absent]
     blockers = [each.what for each in build_plan(resolved, machine(), hub=hub).plan.notices if "gated" in each.what]

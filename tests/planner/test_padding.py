@@ -14,7 +14,7 @@ from trainkit.recipe.resolved import Resolved
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 WORDS = "does not use its flash kernel"
-ROWS: dict[str, Any] = {"kind": "jsonl", "path": "rows.jsonl"}
+ROWS: dict[str, Any] = {"kind": "dataset", "path": "rows.jsonl"}
 
 
 def warned(layered: Layered, facts: Facts, task: str, data: dict[str, Any], **more: Any) -> list[str]:
@@ -28,15 +28,15 @@ def warned(layered: Layered, facts: Facts, task: str, data: dict[str, Any], **mo
 
 
 def test_labelled_texts_are_padded_and_only_another_attention_helps(layered: Layered, machine: Machine) -> None:
-    (hint,) = warned(layered, machine(1), "sequence_classification", {"label_field": "label"})
+    (hint,) = warned(layered, machine(1), "sequence_classification", {"columns": {"label": "label"}})
     assert "flash_attention_2" in hint
     assert "packing" not in hint
 
 
 def test_hidden_tokens_can_be_packed_instead(layered: Layered, machine: Machine) -> None:
-    (hint,) = warned(layered, machine(1), "masked_lm", {"packing": False})
-    assert "data.packing: true" in hint
-    assert warned(layered, machine(1), "masked_lm", {"packing": True}) == []
+    (hint,) = warned(layered, machine(1), "masked_lm", {"packing": "none"})
+    assert "data.packing: dense" in hint
+    assert warned(layered, machine(1), "masked_lm", {"packing": "dense"}) == []
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_hidden_tokens_can_be_packed_instead(layered: Layered, machine: Machine)
 def test_nothing_is_said_where_there_is_no_such_kernel_to_lose(
     layered: Layered, machine: Machine, gpus: int, task: str, more: dict[str, Any]
 ) -> None:
-    assert warned(layered, machine(gpus), task, {"packing": False}, **more) == []
+    assert warned(layered, machine(gpus), task, {"packing": "none"}, **more) == []
 
 
 def test_cards_before_ampere_have_no_such_kernel_and_are_not_told_to_install_one(
     layered: Layered, machine: Machine
 ) -> None:
     fp16 = {"precision": {"dtype": "fp16"}}
-    assert warned(layered, machine(1), "masked_lm", {"packing": False}, **fp16)
-    assert warned(layered, machine(1, "NVIDIA V100"), "masked_lm", {"packing": False}, **fp16) == []
+    assert warned(layered, machine(1), "masked_lm", {"packing": "none"}, **fp16)
+    assert warned(layered, machine(1, "NVIDIA V100"), "masked_lm", {"packing": "none"}, **fp16) == []
 
 
 def test_samples_that_are_full_need_no_mask(layered: Layered, machine: Machine) -> None:

@@ -34,7 +34,7 @@ def test_every_process_that_reads_all_of_a_packed_stream_is_counted(layered: Lay
     words = "each of the 4 processes that read turns the whole stream into tokens"
     (found,) = [each for each in said(layered, machine(), {**DATA, "workers": 2}, **two) if "whole stream" in each]
     assert words in found
-    for data in ({**DATA, "packing": False, "workers": 2}, DATA):
+    for data in ({**DATA, "packing": "none", "workers": 2}, DATA):
         more = two if data is not DATA else {}
         assert not [each for each in said(layered, machine(), data, **more) if "whole stream" in each]
 

@@ -77,7 +77,7 @@ def test_of_a_program_of_the_users_own_no_technique_is_claimed(layered: Layered,
         ({"efficiency": {"compile": {"enabled": True, "scope": "blocks"}}}, "efficiency.compile.scope"),
         ({"efficiency": {"compile": {"enabled": True, "mode": "reduce-overhead"}}}, "efficiency.compile.mode"),
         ({"data": {"workers": 1, "prefetch_factor": 4}}, "data.prefetch_factor"),
-        ({"data": {"kind": "jsonl", "path": "rows.jsonl"}}, "data.packing"),
+        ({"data": {"kind": "dataset", "path": "rows.jsonl"}}, "data.packing"),
         ({"strategy": {"kind": "fsdp", "sharding": "shard_grad_op"}}, "strategy.sharding"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_refinement_is_listed_where_it_acts(
         (
             {
                 "model": {"kind": "hf", "architecture": "bert", "task": "sequence_classification"},
-                "data": {"kind": "jsonl", "path": "rows.jsonl", "label_field": "label"},
+                "data": {"kind": "dataset", "path": "rows.jsonl", "columns": {"label": "label"}},
             },
             "data.packing",
         ),

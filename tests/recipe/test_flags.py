@@ -232,6 +232,11 @@ def test_what_the_guides_write_works_as_flags(line: str, solve: Solve, machine: 
     assert not [each for each in plan.notices if each.severity == "blocker"]
 
 
+def test_a_share_of_steps_that_are_not_known_stays_a_share(solve: Solve) -> None:
+    found = solve("train: {epochs: 2}\n", overrides=("--warmup_ratio", "0.1"))
+    assert found.recipe.schedule.warmup_steps == 0.1
+
+
 def test_the_flags_of_accelerate_launch_in_the_guide_reach_a_script(solve: Solve) -> None:
     strategy = solve(TRAINER, overrides=LAUNCHED.split()).tree["strategy"]
     assert strategy["wrap_classes"] == ["BertLayer"] and strategy["state_dict_type"] == "full"
@@ -275,8 +280,6 @@ def test_what_a_recipe_has_no_word_for_is_said_with_the_next_step(refuse: Refuse
     for words, hint in {
         "--save_strategy epoch": "write --save_steps N",
         "--logging_strategy no": "write --logging_steps N",
-        "--warmup_ratio 0.1": "write --warmup_steps N",
-        "train.steps=50 --max_steps=-1 --warmup_ratio 0.1": "write --warmup_steps N",
         "--max_steps 5 --warmup_ratio 3": "from 0 to 1",
         "--max_steps 5 --warmup_ratio 0.1 --warmup_steps 0": "keep one of the two",
         "--mixed_precision no --bf16": "keep one of the two",

@@ -13,33 +13,28 @@ from trainkit.recipe.resolved import Resolved
 HEAD = "version: 1\ntrain: {steps: 1}\n"
 CLASSES = "model: {kind: hf, architecture: bert, task: sequence_classification}\n"
 WRITES = "model: {kind: hf, architecture: t5, task: seq2seq_lm}\n"
-PAIRS = WRITES + "data: {kind: jsonl, path: a, prompt_field: p}\n"
+PAIRS = WRITES + "data: {kind: dataset, path: a}\n"
 MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("data: {kind: jsonl, path: a, messages_field: m}", "messages_field needs the chat template of a tokenizer"),
-        ("data: {kind: jsonl, path: a, messages_field: m, tokens_field: t}", "are each the whole of a sample"),
-        ("data: {kind: jsonl, path: a, field: x, tokens_field: t}", "are each the whole of a sample"),
-        ("data: {kind: jsonl, path: a, tokens_field: t, prompt_field: p}", "prompt_field goes before a text"),
-        ("data: {kind: jsonl, path: a, targets_field: t}", "targets_field requires tokens_field"),
-        ("data: {kind: dataset, path: a, labels: [x, y]}", "labels requires label_field"),
-        (CLASSES + "data: {kind: dataset, path: a, label_field: l, prompt_field: p}", "label_field labels a text"),
-        ("data: {kind: dataset}", "path must name the folder"),
-        ("data: {kind: jsonl, path: a, label_field: l}", "label_field is for model.task sequence_classification"),
-        (CLASSES + "data: {kind: dataset, path: a}", "requires data.label_field"),
+        ("data: {kind: dataset, path: a, columns: {promt: l}}", "columns has no part 'promt'"),
+        ("data: {kind: dataset, path: a, labels: [x, y]}", "data.labels: labels are for model.task"),
+        (
+            "data: {kind: dataset, path: a, validation_path: b, validation_split: c}",
+            "each name the rows to evaluate on",
+        ),
+        ("data: {kind: dataset}", "path must name a file of rows"),
+        ("data: {kind: dataset, path: a, columns: {label: l}}", "labels are for model.task sequence_classification"),
         (CLASSES + "data: {kind: tokens, path: a.npy}", "needs labels, and tokens has none"),
-        (MASKED + "data: {kind: jsonl, path: a, prompt_field: p}", "masked_lm learns tokens that it hides itself"),
-        (MASKED + "data: {kind: jsonl, path: a}", "masked_lm requires model.mask_token"),
+        (MASKED + "data: {kind: dataset, path: a}", "masked_lm requires model.mask_token"),
         (MASKED + "sample: {prompt: x}", "a model for masked_lm cannot continue a text"),
-        (WRITES + "data: {kind: jsonl, path: a}", "seq2seq_lm requires data.prompt_field, the field of the source"),
+        ("data: {kind: dataset, path: a, sequence_length: auto}", "a gpt has as many positions as that says"),
         (WRITES + "data: {kind: text}", "needs sources with targets, and data.kind text has none"),
         (WRITES + "data: {kind: tokens, path: a.npy}", "needs sources with targets, and data.kind tokens has none"),
-        (WRITES + "data: {kind: jsonl, path: a, tokens_field: t}", "data.tokens_field is one text"),
-        (WRITES + "data: {kind: jsonl, path: a, messages_field: m, tokenizer: t}", "data.messages_field is one text"),
-        (WRITES + "data: {kind: jsonl, path: a, label_field: l}", "is for model.task sequence_classification"),
+        (WRITES + "data: {kind: dataset, path: a, columns: {label: l}}", "are for model.task sequence_classification"),
         (PAIRS + "predict: {tokens: 8}", "predict.tokens requires predict.split"),
         (PAIRS + "predict: {split: all, tokens: 8}\nstrategy: {kind: fsdp}", "and fsdp divides the weights"),
         ("predict: {split: all, tokens: 8}", "predict.tokens is for model.task seq2seq_lm"),
@@ -47,10 +42,9 @@ MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
             WRITES + "data: {kind: target, target: 'a:b'}\npredict: {split: all, tokens: 8}",
             "of data.kind target the tokenizer is not known",
         ),
-        ("data: {kind: jsonl, path: a, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
+        ("data: {kind: dataset, path: a, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
         ("data: {kind: random, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
-        ("data: {kind: jsonl, path: a, padding: max_length}", "data.padding is for model.task seq2seq_lm"),
-        ("data: {kind: jsonl, path: a, prompt_prefix: 'do: '}", "prompt_prefix goes before a prompt"),
+        ("data: {kind: dataset, path: a, padding: max_length}", "data.padding is for model.task seq2seq_lm"),
         ("model: {kind: target, target: 'a:b'}\nsample: {prompt: x}", "a model of the user's own cannot continue"),
         ("model: {kind: hf, architecture: bert, mask_token: 3}", "mask_share and mask_token are for task masked_lm"),
         ("model: {kind: target, target: a.b}", "model.target must be an import path"),

@@ -170,7 +170,7 @@ def test_every_setting_is_described_and_every_pattern_has_words() -> None:
 
 def test_the_table_of_the_schema_knows_its_special_places() -> None:
     of_libraries = {"optimizer.args", "data.args", "model.args", "model.config", "strategy.xla_settings"}
-    of_libraries |= {"cluster.pod", "cluster.resources"}
+    of_libraries |= {"cluster.pod", "cluster.resources", "data.columns"}
     assert open_keys() == {"env", "program.args", "container.packages", "container.ulimits", *of_libraries}
     assert tagged_sections() == {"strategy", "model", "data", "cluster", "container"}
     assert short_forms() == {

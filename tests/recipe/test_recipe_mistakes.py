@@ -116,9 +116,7 @@ def test_a_line_end_that_a_reference_or_a_word_brings_is_an_error_too(refuse: Re
 
 
 def test_texts_of_several_lines_may_have_any_character_but_nul(solve: Callable[..., Resolved]) -> None:
-    text = (
-        'sample: {prompt: "a\\n\\tb"}\ndata: {kind: jsonl, path: /w/r.yaml, prompt_field: p, prompt_prefix: "a\\n"}\n'
-    )
+    text = 'sample: {prompt: "a\\n\\tb"}\ndata: {kind: dataset, path: /w/r.yaml, prompt_prefix: "a\\n"}\n'
     text += 'env: {A: "a\\n\\e"}\nprogram: {kind: torch, script: /w/r.yaml, args: ["a\\r\\n\\x01"]}\n'
     recipe = solve(text).recipe
     assert (recipe.sample.prompt, recipe.env["A"], recipe.program.args) == ("a\n\tb", "a\n\x1b", ["a\r\n\x01"])
@@ -147,5 +145,5 @@ def test_a_kind_that_there_is_not_is_one_error_and_not_one_for_each_setting_belo
         "r.yaml": "extends: w.yaml\nstrategy: {kind: fspd}\nmodel: {kind: hff, path: x}\nprogram: {kind: tensorflow}\n",
         "w.yaml": "train: {steps: 3}\nstrategy: {offload: true}\nmodel: {layers: 2}\n",
     }
-    errors = refuse(files, overrides=("data.kind=jsnl", "data.field=y", "data.path=z"))
+    errors = refuse(files, overrides=("data.kind=jsnl", "data.columns.text=y", "data.path=z"))
     assert sorted(each.key for each in errors) == ["data.kind", "model.kind", "program.kind", "strategy.kind"]

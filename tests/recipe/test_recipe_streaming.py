@@ -8,29 +8,27 @@ import pytest
 
 from trainkit.errors import Diagnostic
 from trainkit.recipe.resolved import Resolved
-from trainkit.recipe.schema import JsonlData
+from trainkit.recipe.schema import DatasetData
 
 HEAD = "version: 1\ntrain: {steps: 1}\n"
-STREAM = HEAD + "data:\n  kind: jsonl\n  streaming: true\n"
+STREAM = HEAD + "data:\n  kind: dataset\n  streaming: true\n"
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("data: {kind: jsonl, mix: [{path: a}]}", "data: mix requires streaming: true"),
-        ("data: {kind: jsonl, streaming: true, path: a, mix: [{path: a}]}", "path and mix each name the data"),
-        ("data: {kind: jsonl, streaming: true}", "path must name a file of JSON lines"),
-        ("data: {kind: jsonl, streaming: true, mix: [{path: a, weight: 0}]}", "the weights in mix sum to 0"),
-        ("data: {kind: jsonl, streaming: true, mix: [{path: a, split: x}]}", "split in mix is for kind: dataset"),
-        ("data: {kind: jsonl, streaming: true, tokens_field: t, mix: [{path: a, field: x}]}", "field in mix is for"),
-        ("data: {kind: jsonl, path: a, shuffle_buffer: 5}", "data.shuffle_buffer requires data.streaming: true"),
-        ("data: {kind: jsonl, path: a, validation_rows: 5}", "data.validation_rows requires data.streaming: true"),
+        ("data: {kind: dataset, mix: [{path: a}]}", "data: mix requires streaming: true"),
+        ("data: {kind: dataset, streaming: true, path: a, mix: [{path: a}]}", "path and mix each name the data"),
+        ("data: {kind: dataset, streaming: true}", "path must name a file of rows"),
+        ("data: {kind: dataset, streaming: true, mix: [{path: a, weight: 0}]}", "the weights in mix sum to 0"),
+        ("data: {kind: dataset, path: a, shuffle_buffer: 5}", "data.shuffle_buffer requires data.streaming: true"),
+        ("data: {kind: dataset, path: a, validation_rows: 5}", "data.validation_rows requires data.streaming: true"),
         (
-            "data: {kind: jsonl, path: a, streaming: true, validation_fraction: 0.1}",
+            "data: {kind: dataset, path: a, streaming: true, validation_fraction: 0.1}",
             "share of data whose size is known",
         ),
-        ("data: {kind: jsonl, path: a, streaming: true}\ntrain: {epochs: 1}", "data.streaming requires train.steps"),
-        ("data: {kind: jsonl, path: a, streaming: true}\npredict: all", "predict.split all is for every training"),
+        ("data: {kind: dataset, path: a, streaming: true}\ntrain: {epochs: 1}", "data.streaming requires train.steps"),
+        ("data: {kind: dataset, path: a, streaming: true}\npredict: all", "predict.split all is for every training"),
         ("data: {kind: text, streaming: true}", "data.kind text has no setting 'streaming'"),
     ],
 )
@@ -42,7 +40,7 @@ def test_what_does_not_go_together_is_refused(text: str, what: str, refuse: Call
 def test_all_that_does_not_go_together_is_said_at_once(refuse: Callable[..., list[Diagnostic]]) -> None:
     found = refuse(
         "version: 1\nmodel: {kind: gpt, hidden_size: 10, heads: 4, moe: {experts: 1, every: 9}}\ndata:\n"
-        "  {kind: jsonl, path: b, mix: [{path: a, split: x}], prompt_prefix: p, workers: 0, prefetch_factor: 2, "
+        "  {kind: dataset, path: b, mix: [{path: a, split: x}], columns: {x: y}, workers: 0, prefetch_factor: 2, "
         "shuffle_buffer: -1}\n"
     )
     said = "; ".join(each.what for each in found)
@@ -50,8 +48,7 @@ def test_all_that_does_not_go_together_is_said_at_once(refuse: Callable[..., lis
         "mix requires streaming: true",
         "data.streaming requires train.steps",
         "path and mix each name the data",
-        "split in mix is for kind: dataset",
-        "prompt_prefix goes before a prompt",
+        "columns has no part 'x'",
         "prefetch_factor 2 is for loader processes",
         "data.shuffle_buffer must be a whole number",
         "top_k 2 is more than there are experts",
@@ -83,6 +80,6 @@ def test_a_mistake_in_a_source_is_one_message_at_its_place(
 def test_paths_of_a_mixture_are_read_like_others(solve: Callable[..., Resolved]) -> None:
     text = STREAM + "  mix:\n  - {path: '~/a.jsonl'}\n  - {path: ['${name}.jsonl', b.jsonl], weight: 2}\n"
     found = solve(text, environ={"HOME": "/home/me"})
-    assert isinstance(found.recipe.data, JsonlData)
+    assert isinstance(found.recipe.data, DatasetData)
     assert [each.path for each in found.recipe.data.mix] == ["/home/me/a.jsonl", ["run.jsonl", "b.jsonl"]]
     assert found.absent["data.mix"] == ("/home/me/a.jsonl", "run.jsonl", "b.jsonl")

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainkit.recipe.schema import Recipe
+from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import Settings
 from trainkit.trainer.setup import prepared_model
@@ -49,7 +50,7 @@ def forward_backward(settings: Settings) -> tuple[float, int, list[torch.Tensor]
     """The loss, the bytes held between forward and backward, and the gradients."""
     seed_generators(0)
     model = prepared_model(settings)
-    tokens = torch.randint(0, 256, (4, settings.recipe.data.sequence_length))
+    tokens = torch.randint(0, 256, (4, sample_length(settings.recipe)))
     with Held() as held:
         loss = model(tokens, tokens)
         size = held.bytes()

@@ -17,6 +17,7 @@ from tests.trainer.training import CPU, MakeSettings, trained
 from trainkit.data.tokenizer import Encoder, open_encoder
 from trainkit.errors import TrainingError
 from trainkit.trainer.checkpoint.export import export, export_adapters
+from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.generate import Answerer, Drawing, Sampling, open_checkpoint, open_folder
 from trainkit.trainer.prompts import PromptError, TextStream, prompt_ids, stop_ids
 from trainkit.trainer.settings import Settings
@@ -48,8 +49,8 @@ def written(model: Answerer, row: Mapping[str, Any], sampling: Sampling = GREEDY
 
 def on_chats(folder: Path, base: Path) -> dict[str, Any]:
     path = lines(folder / "chats.jsonl", CHATS * 8)
-    return {"kind": "jsonl", "path": str(path), "messages_field": "messages", "tokenizer": str(base),
-            "sequence_length": 64, "packing": False}  # fmt: skip
+    return {"kind": "dataset", "path": str(path), "tokenizer": str(base),
+            "sequence_length": 64, "packing": "none"}  # fmt: skip
 
 
 def test_a_chat_model_answers_what_it_was_taught_in_its_sample_from_its_checkpoint_and_its_export(
@@ -98,7 +99,7 @@ def test_adapters_answer_alike_in_the_checkpoint_the_export_and_on_their_base(
 def test_a_native_model_reads_the_last_tokens_that_it_has_places_for(make_settings: MakeSettings) -> None:
     settings = make_settings(sample={"prompt": "the quick", "tokens": 50, "temperature": 0.5}, **LEARNING, **steps(3))
     run = trained(settings)
-    places = settings.recipe.data.sequence_length
+    places = sample_length(settings.recipe)
     model = open_checkpoint(saved(settings), CPU)
     ids = list(b"the quick")
     while len(ids) < places + 20:
@@ -135,7 +136,7 @@ def test_encoder_decoders_write_the_target_of_a_source(
         },
     }  # fmt: skip
     config = {**sizes[architecture], "vocab_size": 300, "pad_token_id": NAMES.index("[PAD]")}
-    data = {"kind": "jsonl", "path": str(path), "field": "summary", "prompt_field": "article"}
+    data = {"kind": "dataset", "path": str(path), "columns": {"source": "article", "target": "summary"}}
     settings = make_settings(
         model={"kind": "hf", "architecture": architecture, "task": "seq2seq_lm", "config": config},
         data={**data, "tokenizer": str(folder), "sequence_length": 16},
@@ -161,9 +162,8 @@ def test_classifiers_give_labels_by_name_with_probabilities(make_settings: MakeS
     settings = make_settings(
         model={"kind": "hf", "architecture": "bert", "task": "sequence_classification", "config": config},
         data={
-            "kind": "jsonl",
+            "kind": "dataset",
             "path": str(path),
-            "label_field": "label",
             "labels": ["animal", "number"],
             "tokenizer": str(folder),
             "sequence_length": 16,

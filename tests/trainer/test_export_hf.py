@@ -90,7 +90,7 @@ def base(tmp_path: Path) -> Path:
 
 def chatting(make_settings: MakeSettings, base: Path, **changes: Any) -> Settings:
     """Settings of LoRA on chats, whose checkpoint is made."""
-    data = {"kind": "jsonl", "path": str(lines(base.parent / "chats.jsonl", CHATS)), "messages_field": "messages"}
+    data = {"kind": "dataset", "path": str(lines(base.parent / "chats.jsonl", CHATS))}
     settings = make_settings(
         model={"kind": "hf", "path": str(base)},
         data={**data, "tokenizer": str(base), "sequence_length": 32},

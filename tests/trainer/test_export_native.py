@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.training import MakeSettings, trained
 from trainkit.trainer.checkpoint.export import export
+from trainkit.trainer.data.source import sample_length
 
 transformers = pytest.importorskip("transformers")
 SHORT: dict[str, Any] = {"train": {"steps": 2}, "optimizer": {"lr": 1e-2}, "checkpoint": {"every_steps": 2}}
@@ -30,7 +31,7 @@ def test_logits_are_those_of_the_trained_model(
     export(settings.run_dir / "checkpoints/step-00000002", tmp_path / "out")
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert type(read).__name__ == "GPT2LMHeadModel"
-    tokens = torch.randint(0, 256, (2, settings.recipe.data.sequence_length))
+    tokens = torch.randint(0, 256, (2, sample_length(settings.recipe)))
     with torch.no_grad():
         torch.testing.assert_close(read(input_ids=tokens).logits, parts.model.eval()(tokens), rtol=0, atol=1e-5)
     assert not any("lm_head" in name for name in load_file(tmp_path / "out/model.safetensors")), "tied, so written once"
@@ -46,7 +47,7 @@ def test_a_pipeline_reads_bytes_and_ends_within_the_models_places(make_settings:
     generate = transformers.pipeline("text-generation", str(tmp_path / "out"))
     (found,) = generate("the quick", do_sample=False)
     ids = list(b"the quick")
-    while len(ids) < settings.recipe.data.sequence_length:
+    while len(ids) < sample_length(settings.recipe):
         with torch.no_grad():
             ids.append(int(parts.model.eval()(torch.tensor([ids]))[0, -1].argmax()))
     assert found["generated_text"] == bytes(ids).decode("utf-8", "replace")

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from tests.trainer.training import MakeSettings, trained
-from trainkit.trainer.data.source import IGNORE_INDEX
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.trainer.models import losses
 from trainkit.trainer.models.hf import PLAIN, Transformer
 from trainkit.trainer.setup import prepared_model

@@ -140,7 +140,7 @@ def test_waiting_is_complained_of_with_figures_where_it_matters() -> None:
     )
     assert "prefetch_factor" in slow_data_warning(0.35, 20.0, workers=2)
     assert slow_data_warning(0.35, 20.0, workers=0, packed=True).endswith("set data.workers to 1")
-    assert "data.tokens_field" in slow_data_warning(0.35, 20.0, workers=1, packed=True)
+    assert "input_ids" in slow_data_warning(0.35, 20.0, workers=1, packed=True)
     assert slow_data_warning(0.35, 2.0, workers=0) == ""
     assert slow_data_warning(0.15, 100.0, workers=0) == ""
 

@@ -46,10 +46,11 @@ def test_an_eighth_is_hidden_a_tenth_of_it_replaced_and_a_tenth_left(make_settin
 def test_special_tokens_and_padding_are_never_hidden(
     make_tokenizer: Callable[..., Path], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    path = lines(tmp_path / "a.jsonl", [{"text": text} for text in ("the cat sat", "what is the sum of two") * 50])
-    data = {"kind": "jsonl", "path": str(path), "tokenizer": str(make_tokenizer(bert=True)), "sequence_length": 12}
+    path = lines(tmp_path / "a.jsonl", [{"text": f"{text}{number}"} for number in range(50)
+                                        for text in ("the cat sat", "what is the sum of two")])  # fmt: skip
+    data = {"kind": "dataset", "path": str(path), "tokenizer": str(make_tokenizer(bert=True)), "sequence_length": 12}
     model = {**BERT, "config": {**CONFIG, "pad_token_id": NAMES.index("[PAD]")}, "mask_share": 0.9}
-    inputs = parts_of(make_settings(model=model, data={**data, "packing": False})).source.train[range(90)].inputs
+    inputs = parts_of(make_settings(model=model, data={**data, "packing": "none"})).source.train[range(90)].inputs
     ids, labels = inputs["input_ids"], inputs["labels"]
     assert ids[:, 0].eq(NAMES.index("[CLS]")).all()
     assert (labels == -100).logical_or(labels >= len(NAMES)).all()

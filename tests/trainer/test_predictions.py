@@ -25,15 +25,18 @@ def predicted(settings: Settings) -> list[dict[str, Any]]:
 
 
 def rows(tmp_path: Path, count: int) -> dict[str, Any]:
-    moods = ({"text": chr(97 + number) * 3, "mood": "good" if number % 2 else "bad"} for number in range(count))
-    path = lines(tmp_path / "a.jsonl", moods)
-    return {"kind": "jsonl", "path": str(path), "packing": False, "sequence_length": 8, "validation_fraction": 0.3}
+    """The last third of them is evaluated on."""
+    moods = [{"text": chr(97 + number) * 3, "mood": "good" if number % 2 else "bad"} for number in range(count)]
+    trains = count - round(0.3 * count)
+    path, held_out = lines(tmp_path / "a.jsonl", moods[:trains]), lines(tmp_path / "b.jsonl", moods[trains:])
+    asked = {"kind": "dataset", "path": str(path), "validation_path": str(held_out)}
+    return {**asked, "columns": {"text": "text"}, "packing": "none", "sequence_length": 8}
 
 
 def test_every_sample_gets_its_label_by_name_with_all_probabilities(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    data = {**rows(tmp_path, 11), "label_field": "mood"}
+    data = {**rows(tmp_path, 11), "columns": {"label": "mood"}}
     found = predicted(make_settings(model=BERT, data=data, predict={"split": "all"}))
     assert [each["sample"] for each in found] == list(range(11))
     assert [each["target"] for each in found] == [number % 2 for number in range(11)]

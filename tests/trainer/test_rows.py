@@ -20,7 +20,7 @@ from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.models.gpt import build_gpt
 from trainkit.trainer.setup import prepared_model
 
-ASKED: dict[str, Any] = {"field": "say", "prompt_field": "ask", "packing": False, "sequence_length": 8}
+ASKED: dict[str, Any] = {"columns": {"prompt": "ask", "completion": "say"}, "packing": "none", "sequence_length": 8}
 ANSWER = {"ask": "2+2=", "say": "4 ok"}
 TOO_LONG = {"ask": "a long question", "say": "yes"}
 
@@ -30,81 +30,103 @@ Read = Callable[..., Source]
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
-    """Opens rows, which a file of JSON lines holds."""
+    """Opens rows, which a file of JSON lines holds; the last is evaluated on."""
 
     def read(*rows: object, **settings: Any) -> Source:
-        return opened("jsonl", lines(tmp_path / "a.jsonl", rows), **{"sequence_length": 4, **settings})
+        held_out = lines(tmp_path / "held-out.jsonl", rows[-1:])
+        asked = {"sequence_length": 4, "validation_path": str(held_out), **settings}
+        return opened("dataset", lines(tmp_path / "a.jsonl", rows[:-1]), **asked)
 
     return read
 
 
 def labelled(path: Path, **settings: Any) -> Source:
     """For a classifier of moods."""
-    kind = "jsonl" if path.suffix == ".jsonl" else "dataset"
-    return opened(kind, path, BERT, **{"label_field": "mood", "sequence_length": 8, **settings})
+    return opened("dataset", path, BERT, **{"columns": {"label": "mood"}, "sequence_length": 8, **settings})
 
 
 def moods(*pairs: tuple[str, object]) -> list[dict[str, object]]:
     return [{"text": text, "mood": mood} for text, mood in pairs]
 
 
-def test_packing_joins_texts_and_predicts_no_first_byte(read: Read) -> None:
-    found = read({"text": "abcdef"}, {"text": "uvwxyz"}, {"text": "123456"})
+def test_dense_packing_joins_texts_and_predicts_no_first_byte(read: Read) -> None:
+    found = read({"text": "abcdef"}, {"text": "uvwxyz"}, {"text": "123456"}, packing="dense")
     batch = found.train[[0, 1]]
     assert shown(batch.inputs["tokens"]) == ["abcd", "efuv"]
     assert shown(batch.inputs["targets"]) == ["bcde", "f.vw"]
     assert batch.counted == 7
-    assert found.facts == {"texts": 3, "bytes": 18}
+    known = {"rows": 3, "validation_rows": 1, "texts": 3, "bytes": 18, "format": "text", "packing": "dense"}
+    assert known.items() <= found.facts.items()
     assert len(found.train) + len(found.validation) == 5
 
 
 def test_padding_starts_a_sample_with_each_text(read: Read) -> None:
-    found = read({"text": "abcdef"}, {"text": "uv"}, {"text": "1"}, {"text": "xyz"}, packing=False)
-    batch = found.train[[0, 1]]
-    assert len(found.train) == 2, "a single byte predicts nothing"
-    assert shown(batch.inputs["targets"]) == ["bcde", "v..."]
-    assert batch.counted == 5
+    found = read({"text": "abcdef"}, {"text": "uv"}, {"text": "1"}, {"text": "xyz"}, packing="none")
+    assert len(found.train) == 3, "a single byte predicts nothing, and a long text is several samples"
+    batch = found.train[[0, 1, 2]]
+    assert shown(batch.inputs["targets"]) == ["bcde", "f...", "v..."]
+    assert batch.counted == 6
     assert shown(found.validation[[0]].inputs["targets"]) == ["yz.."]
+    assert (found.facts["in_pieces"], found.facts["left_out"]) == (1, 1)
+    assert "(1 in pieces)" in found.description
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_prompts_are_read_and_only_answers_are_predicted(packing: bool, read: Read) -> None:
+def test_isolated_packing_joins_whole_texts_whose_positions_begin_anew(read: Read) -> None:
+    found = read({"text": "abcd"}, {"text": "uvw"}, {"text": "12"}, {"text": "xy"}, sequence_length=7)
+    assert found.facts["packing"] == "isolated"
+    assert len(found.train) == 1
+    inputs = found.train[[0]].inputs
+    [tokens], [targets] = shown(inputs["tokens"]), shown(inputs["targets"])
+    texts = [*zip("abc", "bcd", range(3), strict=True), *zip("uv", "vw", range(2), strict=True), ("1", "2", 0)]
+    found_places = zip(tokens, targets, inputs["position_ids"][0].tolist(), strict=True)
+    assert sorted(found_places) == sorted([*texts, ("\0", ".", 0)])
+    assert found.draws
+
+
+@pytest.mark.parametrize("packing", ["isolated", "dense", "none"])
+def test_prompts_are_read_and_only_answers_are_predicted(packing: str, read: Read) -> None:
     rows = [ANSWER, {"ask": "1+1=", "say": "2 ok"}, {"ask": "0+0=", "say": "0 ok"}]
     batch = read(*rows, **{**ASKED, "packing": packing}).train[[0]]
-    assert shown(batch.inputs["tokens"])[0].startswith("2+2=4 o")
-    assert shown(batch.inputs["targets"])[0].startswith("...4 ok")
+    first = shown(batch.inputs["tokens"])[0][:7]
+    assert first in ("2+2=4 o", "1+1=2 o")
+    assert shown(batch.inputs["targets"])[0].startswith("...4 ok" if first[0] == "2" else "...2 ok")
     assert batch.counted == 4
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_no_data_set(read: Read) -> None:
-    with pytest.raises(TrainingError, match=r"fills 0 samples of 8 tokens.*\(5 samples left out: no target") as caught:
-        read(*[TOO_LONG] * 5, **ASKED)
-    assert caught.value.diagnostics[0].hint == "raise data.sequence_length"
+    message = r"nothing is left to train on: 6 rows in .*a\.jsonl, 5 of them with nothing to learn within 8 tokens"
+    with pytest.raises(TrainingError, match=message) as caught:
+        read(*[TOO_LONG] * 6, **ASKED)
+    assert caught.value.diagnostics[0].hint.startswith("raise data.sequence_length")
 
 
 def test_a_sample_that_its_prompt_fills_is_left_out_and_said(read: Read) -> None:
     rows = [ANSWER, TOO_LONG, ANSWER, ANSWER]
     found = read(*rows, **ASKED)
     assert len(found.train) + len(found.validation) == 3
-    assert found.description.endswith("(1 sample left out: no target within data.sequence_length)")
-    assert found.facts["samples_left_out"] == 1
+    assert found.description.endswith("(1 left out: nothing to learn within 8 tokens)")
+    assert found.facts["left_out"] == 1
+    assert any(each.startswith("25.0% of the texts is left out") for each in found.remarks)
     roomy = read(*rows, **{**ASKED, "sequence_length": 32})
-    assert "left out" not in roomy.description and "samples_left_out" not in roomy.facts
+    assert "left out" not in roomy.description and "left_out" not in roomy.facts and not roomy.remarks
 
 
 def test_rows_of_which_a_part_is_empty_are_passed_over_where_the_recipe_says_so(read: Read) -> None:
     rows = [ANSWER, {"ask": "", "say": "yes"}, {"ask": "1+1=", "say": None}, {"ask": "0+0=", "say": "0 ok"}]
     found = read(*rows, **ASKED, skip_empty=True)
     assert found.facts["rows_passed_over"] == found.facts["texts"] == 2
+    assert found.facts["rows"] == 4
     with pytest.raises(TrainingError, match=r"a\.jsonl:2: field 'en.text' is missing"):
-        read({"en": {"text": ""}}, {"en": {}}, {"en": {"text": "abc"}}, field="en.text", skip_empty=True)
+        rows = [{"en": {"text": ""}}, {"en": {}}, {"en": {"text": "abc"}}]
+        read(*rows, columns={"text": "en.text"}, skip_empty=True)
 
 
 def test_several_files_are_read_in_order(tmp_path: Path) -> None:
-    lines(tmp_path / "a.jsonl", [{"text": "abcdef"}])
-    (tmp_path / "b.jsonl").write_text('\n{"text": "uvwxyz"}')
-    found = opened("jsonl", [tmp_path / "b.jsonl", tmp_path / "a.jsonl"], packing=False, sequence_length=4)
-    assert shown(found.train[[0]].inputs["tokens"]) == ["uvwx"]
+    lines(tmp_path / "a.jsonl", [{"text": "abcd"}])
+    (tmp_path / "b.jsonl").write_text('\n{"text": "uvwx"}')
+    more = {"validation_path": str(tmp_path / "a.jsonl"), "packing": "none", "sequence_length": 4}
+    found = opened("dataset", [tmp_path / "b.jsonl", tmp_path / "a.jsonl"], **more)
+    assert [each[:3] for each in shown(found.train[[0, 1]].inputs["tokens"])] == ["uvw", "abc"]
 
 
 @pytest.mark.parametrize(
@@ -116,9 +138,10 @@ def test_several_files_are_read_in_order(tmp_path: Path) -> None:
         ('{"text": 7}\n', "{path}:1: field 'text' is no text"),
         ('{"text": ""}\n', "{path}:1: field 'text' is empty"),
         (b'{"text": "\xff"}\n', "{path}:1 is not JSON"),
-        ("", "{path} fills 0 samples"),
-        ('{"text": "ab"}\n', "{path} fills 1 samples"),
-        (None, "{path} cannot be read: No such file"),
+        ("", "{path} has no row"),
+        ('{"text": "ab"}\n', "nothing is left to evaluate on: 1 row in {path}"),
+        ('{"text": "a"}\n' * 2, "nothing is left to train on: 2 rows in {path}"),
+        (None, "{path} does not exist"),
     ],
 )
 def test_a_wrong_line_is_named_before_the_first_step(content: str | bytes | None, message: str, tmp_path: Path) -> None:
@@ -126,20 +149,20 @@ def test_a_wrong_line_is_named_before_the_first_step(content: str | bytes | None
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(TrainingError) as caught:
-        opened("jsonl", path, sequence_length=4)
+        opened("dataset", path, sequence_length=4)
     assert f"data.path: {message.format(path=path)}" in str(caught.value)
 
 
 def test_bytes_outside_the_vocabulary_are_refused(read: Read) -> None:
     asked = Recipe.model_validate({"model": {"kind": "gpt", "vocab_size": 100}})
     with pytest.raises(TrainingError, match=r"a vocabulary of 100 is too small for token 109 of .*a\.jsonl:1"):
-        fitting_source(read({"text": "abcdefghijklm"}), build_gpt(asked), asked)
+        fitting_source(read({"text": "abcdefghijklm"}, {"text": "ab"}), build_gpt(asked), asked)
 
 
 def test_labels_by_name_are_numbered_in_order_and_said(tmp_path: Path) -> None:
-    rows = moods(("abc", "pos"), ("defghijklmn", "neg"), ("x", "pos"), ("y", "neutral"))
-    path = lines(tmp_path / "a.jsonl", rows)
-    found = labelled(path, validation_fraction=0.25)
+    path = lines(tmp_path / "a.jsonl", moods(("abc", "pos"), ("defghijklmn", "neg"), ("x", "pos")))
+    held_out = {"validation_path": str(lines(tmp_path / "b.jsonl", moods(("y", "neutral"))))}
+    found = labelled(path, **held_out)
     batch = found.train[[1, 0]]
     assert batch.inputs["labels"].tolist() == [0, 2]
     assert batch.inputs["input_ids"].tolist() == [list(b"defghijk"), [*b"abc", 0, 0, 0, 0, 0]]
@@ -147,8 +170,9 @@ def test_labels_by_name_are_numbered_in_order_and_said(tmp_path: Path) -> None:
     assert batch.counted == 2
     assert found.validation[[0]].inputs["labels"].tolist() == [1]
     assert found.facts["labels"] == "0 neg, 1 neutral, 2 pos"
-    assert found.description.endswith("with 3 labels (0 neg, 1 neutral, 2 pos)")
-    assert labelled(path, labels=["pos", "neutral", "neg"]).train[[0, 1]].inputs["labels"].tolist() == [0, 2]
+    assert found.description.endswith("with 3 labels (0 neg, 1 neutral, 2 pos) (1 cut at 8 tokens)")
+    named = labelled(path, labels=["pos", "neutral", "neg"], **held_out)
+    assert named.train[[0, 1]].inputs["labels"].tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +194,7 @@ def test_a_label_that_cannot_be_is_named_by_line(second: dict[str, Any], message
 @pytest.mark.parametrize(
     ("config", "message", "hint"),
     [
-        ({}, r"a\.jsonl:2: label 4 is too high: the model has 2, from 0", "num_labels to 5"),
+        ({"num_labels": 2}, r"a\.jsonl:2: label 4 is too high: the model has 2, from 0", "num_labels to 5"),
         ({"num_labels": 5, "pad_token_id": None}, "pad_token_id is not set", "set it to 0"),
         ({"num_labels": 5, "pad_token_id": 7}, "pad_token_id is 7, and texts are padded with 0", "pad_token_id to 0"),
     ],
@@ -178,8 +202,8 @@ def test_a_label_that_cannot_be_is_named_by_line(second: dict[str, Any], message
 def test_labels_and_padding_must_be_those_of_the_model(
     config: dict[str, Any], message: str, hint: str, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    path = lines(tmp_path / "a.jsonl", moods(("a", 0), ("a", 4), ("a", 1)))
-    data = {"kind": "jsonl", "path": str(path), "label_field": "mood", "sequence_length": 8}
+    path = lines(tmp_path / "a.jsonl", moods(("a", 0), ("b", 4), ("c", 1)))
+    data = {"kind": "dataset", "path": str(path), "columns": {"label": "mood"}, "sequence_length": 8}
     with pytest.raises(TrainingError, match=message) as caught:
         parts_of(make_settings(data=data, model={**BERT, "config": {**TINY, **config}}))
     assert re.search(hint, caught.value.diagnostics[0].hint)
@@ -192,22 +216,23 @@ def test_a_saved_data_set_gives_texts_with_its_own_validation_split(tmp_path: Pa
     train = Dataset.from_dict({"text": ["abc", "def", "ghi"], "mood": [1, 0, 1]}, features=kinds)
     held_out = Dataset.from_dict({"text": ["xyz"], "mood": [0]}, features=kinds)
     DatasetDict({"train": train, "validation": held_out, "test": held_out}).save_to_disk(tmp_path / "set")
-    found = opened("dataset", tmp_path / "set", packing=False, sequence_length=8)
+    texts = {"columns": {"text": "text"}, "packing": "none", "sequence_length": 8}
+    found = opened("dataset", tmp_path / "set", **texts)
     assert found.train[[2]].inputs["tokens"].tolist() == [[*b"gh", 0, 0, 0, 0, 0, 0]]
     assert (len(found.train), len(found.validation)) == (3, 1)
     saved = labelled(tmp_path / "set")
     assert saved.facts["labels"] == "0 bad, 1 good"
     assert saved.validation[[0]].inputs["labels"].tolist() == [0]
     train.save_to_disk(tmp_path / "plain")
-    plain = opened("dataset", tmp_path / "plain", packing=False, sequence_length=8, validation_fraction=0.4)
+    plain = opened("dataset", tmp_path / "plain", **texts, validation_fraction=0.4)
     assert len(plain.validation) == 1
     train.to_parquet(tmp_path / "files" / "train-00000-of-00001.parquet")
     held_out.to_parquet(tmp_path / "files" / "val.parquet")
     again = labelled(tmp_path / "files")
-    assert again.facts == saved.facts
+    assert {**again.facts, "content": saved.facts["content"]} == saved.facts
     assert again.train[[0, 1, 2]].inputs["input_ids"].equal(saved.train[[0, 1, 2]].inputs["input_ids"])
     lines(tmp_path / "lines" / "rows.jsonl", [{"text": text} for text in ("abc", "def", "ghi")])
-    assert len(opened("dataset", tmp_path / "lines", packing=False, sequence_length=8).train) == 2
+    assert len(opened("dataset", tmp_path / "lines", **texts).train) == 2
 
 
 def test_files_that_name_their_labels_differently_need_names_in_the_recipe(tmp_path: Path) -> None:
@@ -227,14 +252,15 @@ def test_chats_and_ready_tokens_of_a_data_set_are_read(make_tokenizer: Callable[
     from datasets import Dataset
 
     chat = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "the cat"}]
-    columns = {"chat": [chat] * 3, "ids": [[5, 6, 7, 8]] * 3, "goals": [[-100, -100, 7, 8]] * 3}
-    Dataset.from_dict(columns).save_to_disk(tmp_path / "set")
-    asked = {"packing": False, "tokenizer": str(make_tokenizer(template=CHATML)), "sequence_length": 32}
-    found = opened("dataset", tmp_path / "set", {"kind": "gpt", "vocab_size": 400}, messages_field="chat", **asked)
-    assert found.encoder.decode([t for t in found.train[[0]].inputs["targets"][0].tolist() if t >= 0]) == "the cat\n"
-    fields: dict[str, Any] = {"tokens_field": "ids", "targets_field": "goals", "sequence_length": 8}
-    ready = opened("dataset", tmp_path / "set", packing=False, **fields)
-    assert ready.description.endswith(" tokens")  # nobody cut them into bytes
+    held = {"chat": [chat] * 3, "ids": [[5, 6, 7, 8]] * 3, "goals": [[-100, -100, 7, 8]] * 3}
+    Dataset.from_dict(held).save_to_disk(tmp_path / "set")
+    asked = {"packing": "none", "tokenizer": str(make_tokenizer(template=CHATML)), "sequence_length": 32}
+    model = {"kind": "gpt", "vocab_size": 400}
+    found = opened("dataset", tmp_path / "set", model, columns={"messages": "chat"}, **asked)
+    assert found.encoder.decode([t for t in found.train[[0]].inputs["targets"][0].tolist() if t >= 0]) == "the cat"
+    columns = {"input_ids": "ids", "labels": "goals"}
+    ready = opened("dataset", tmp_path / "set", packing="none", columns=columns, sequence_length=8)
+    assert "12 tokens" in ready.description  # nobody cut them into bytes
     assert ready.train[[0]].inputs["tokens"][0, :3].tolist() == [5, 6, 7]
     assert ready.train[[0]].inputs["targets"][0].tolist() == [-100, 7, 8, *[-100] * 5]
 
@@ -242,14 +268,14 @@ def test_chats_and_ready_tokens_of_a_data_set_are_read(make_tokenizer: Callable[
 @pytest.mark.parametrize(
     ("settings", "message", "hint"),
     [
-        ({"field": "txt"}, r"set/data-.*\.arrow has no column 'txt'", "did you mean text? it has text, ids, mood"),
-        ({"field": "nothing"}, r"has no column 'nothing'", "it has text, ids, mood"),
+        ({"columns": {"text": "txt"}}, r"data-.*\.arrow: its first row has text, ids, mood", "did you mean text?"),
+        ({"columns": {"text": "nothing"}}, r"no column 'nothing' for text", "name a column that there is"),
         ({"subset": "en"}, r"data.subset: .*set has no subset 'en'", "leave data.subset out"),
         ({"split": "test"}, r"data.split: .*set has no split 'test'", "it has train"),
         ({"validation_split": "dev"}, r"data.validation_split: .*set has no split 'dev'", "it has train"),
-        ({"field": "ids"}, r"\.arrow: row 0: field 'ids' is no text", ""),
-        ({"tokens_field": "text"}, r"\.arrow: row 0: field 'text' is no list", ""),
-        ({"tokens_field": "ids", "targets_field": "goals"}, r"no column 'goals'", ""),
+        ({"columns": {"text": "ids"}}, r"\.arrow: row 0: field 'ids' is no text", ""),
+        ({"columns": {"input_ids": "text"}}, r"\.arrow: row 0: field 'text' is no list", ""),
+        ({"columns": {"input_ids": "ids", "labels": "goals"}}, r"no column 'goals'", ""),
     ],
 )
 def test_what_a_data_set_does_not_have_is_named(
@@ -272,7 +298,7 @@ def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path) -> None:
 
     refused("gone", r"data\.path: .*/gone does not exist")
     (tmp_path / "empty").mkdir()
-    refused("empty", r"data\.path: .*/empty holds no data set")
+    refused("empty", r"data\.path: .*/empty holds no rows")
     (tmp_path / "empty" / "a.parquet").write_bytes(b"PAR1 but no more")
     refused("empty", r"a\.parquet is not a valid parquet file")
     Dataset.from_dict({"text": ["a" * 100] * 9}).save_to_disk(tmp_path / "torn")
@@ -282,7 +308,7 @@ def test_a_folder_that_is_no_data_set_is_named(tmp_path: Path) -> None:
     (tmp_path / "torn" / "state.json").write_text("{")
     refused("torn", r"data\.path: .*/torn is not a valid data set")
     lines(tmp_path / "nothing" / "train.jsonl", [])
-    refused("nothing", "fills 0 samples")
+    refused("nothing", r"train\.jsonl has no row")
 
 
 def test_a_text_without_the_token_at_which_its_label_is_read_is_an_error(make_settings: MakeSettings) -> None:

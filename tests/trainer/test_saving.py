@@ -121,7 +121,7 @@ def catches_usr1(pid: int) -> bool:
 def test_a_request_to_save_that_comes_while_the_trainer_starts_waits_for_the_first_step(
     corpus_folder: Path, tmp_path: Path
 ) -> None:
-    case = Case({"kind": "single"}, ranks=1).changed(train={"steps": 2})
+    case = Case({"kind": "single"}, ranks=1).changed(train={"steps": 2}, checkpoint={"at_end": False})
     process = start_trainer(write_settings(tmp_path / "run", case, corpus_folder))
     wait_until(lambda: catches_usr1(process.pid), process)
     assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -52,9 +52,10 @@ ROWS = [
 
 @pytest.fixture
 def rows(tmp_path: Path) -> dict[str, Any]:
-    path = lines(tmp_path / "pairs.jsonl", ROWS * 10)
-    asked = {"kind": "jsonl", "path": str(path), "field": "summary", "prompt_field": "article"}
-    return {**asked, "prompt_prefix": "sum: ", "sequence_length": 40, "target_length": 12}
+    path, held_out = lines(tmp_path / "pairs.jsonl", ROWS * 10), lines(tmp_path / "held-out.jsonl", ROWS[2:])
+    asked = {"kind": "dataset", "path": str(path), "validation_path": str(held_out)}
+    columns = {"columns": {"source": "article", "target": "summary"}}
+    return {**asked, **columns, "prompt_prefix": "sum: ", "sequence_length": 40, "target_length": 12}
 
 
 def losses(settings: Settings) -> list[float]:
@@ -133,7 +134,7 @@ def test_micro_batches_padding_and_recomputing_change_no_loss(
     folder.mkdir()
     for name in ("train", "validation"):
         (folder / f"{name}.jsonl").write_text(Path(rows["path"]).read_text())
-    data = {**rows, "kind": "dataset", "path": str(folder)}
+    data = {**rows, "path": str(folder), "validation_path": None}
     assert losses(make_settings(data={**data, "streaming": True}, **run)) == losses(make_settings(data=data, **run))
     at_once = replace(make_settings(data=rows, **run), batch=SolvedBatch(16, 16, 1, 1, eval_micro=8))
     assert losses(at_once)[:3] == pytest.approx(whole[:3], rel=2e-6)
@@ -149,7 +150,8 @@ def test_what_is_too_long_is_cut_and_said_and_targets_keep_their_end(
     assert [row[row != -100][-1] for row in labels] == [NAMES.index("<|end|>")] * 4
     assert source.train[[0]].inputs["input_ids"].shape == (1, 8)
     assert source.facts["cut"] not in (0, "")
-    assert f"({source.facts['cut']} sources and targets cut)" in source.description
+    assert f"({source.facts['cut']} cut at 8 tokens)" in source.description
+    assert any("of the texts is cut at data.sequence_length 8" in each for each in source.remarks)
 
 
 def test_a_micro_batch_is_tried_with_samples_as_long_as_any_may_be(
@@ -186,16 +188,18 @@ def test_translations_lie_in_mappings_of_a_data_set(make_settings: MakeSettings,
     pairs = [{"id": str(n), "translation": {"en": f"cat {n}", "fr": f"chat {n}"}} for n in range(10)]
     datasets.Dataset.from_list(pairs).to_parquet(tmp_path / "set/train.parquet")
     asked = {"kind": "dataset", "path": str(tmp_path / "set"), "sequence_length": 16}
-    data = {**asked, "prompt_field": "translation.en", "field": "translation.fr", "prompt_prefix": "to French: "}
+    columns = {"source": "translation.en", "target": "translation.fr"}
+    data = {**asked, "columns": columns, "prompt_prefix": "to French: "}
     inputs = parts_of(make_settings(model=T5, data=data)).source.train[[0]].inputs
-    assert bytes(inputs["input_ids"][0].tolist()) == b"to French: cat 0"
-    assert bytes(inputs["labels"][0, :6].tolist()) == b"chat 0"
+    number = bytes(inputs["input_ids"][0, -1:].tolist())
+    assert bytes(inputs["input_ids"][0].tolist()) == b"to French: cat " + number
+    assert bytes(inputs["labels"][0, :6].tolist()) == b"chat " + number
     streamed = parts_of(make_settings(model=T5, data={**data, "streaming": True, "validation_rows": 2}))
     assert bytes(streamed.source.validation[[1]].inputs["labels"][0, :6].tolist()) == b"chat 1"
     with pytest.raises(TrainingError, match=r"row 0: field 'translation.de' is missing"):
-        parts_of(make_settings(model=T5, data={**data, "field": "translation.de"}))
-    with pytest.raises(TrainingError, match=r"has no column 'traduction.fr'"):
-        parts_of(make_settings(model=T5, data={**data, "field": "traduction.fr"}))
+        parts_of(make_settings(model=T5, data={**data, "columns": {**columns, "target": "translation.de"}}))
+    with pytest.raises(TrainingError, match=r"there is no column 'traduction.fr' for target"):
+        parts_of(make_settings(model=T5, data={**data, "columns": {**columns, "target": "traduction.fr"}}))
 
 
 def test_random_pairs_are_drawn_for_measuring(make_settings: MakeSettings) -> None:
@@ -253,10 +257,10 @@ def test_predictions_are_losses_of_targets_and_a_sample_is_written_for_a_source(
     batch = parts.source.validation[[0]]
     with torch.no_grad():
         expected = float(parts.model.eval()(**batch.inputs)) / batch.counted
-    assert first["sample"] == 38
+    assert first["sample"] == 40
     assert first["loss"] == pytest.approx(expected, abs=2e-6)
     assert first["counted"] == batch.counted
-    assert (second["sample"], first["text"], second["text"]) == (39, "sum", "mat")
+    assert (second["sample"], first["text"], second["text"]) == (41, "sum", "mat")
 
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # T5 1.1

@@ -16,13 +16,14 @@ import torch
 from tests.trainer.sources import lines, opened
 from tests.trainer.tiny_tokenizer import CHATML
 from tests.trainer.training import MakeSettings, parts_of
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.data.tokenizer import open_encoder
 from trainkit.errors import TrainingError
 from trainkit.recipe.described import has_template
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.checkpoint.resuming import load
 from trainkit.trainer.data import text
-from trainkit.trainer.data.source import IGNORE_INDEX, Source
+from trainkit.trainer.data.source import Source
 from trainkit.trainer.settings import World
 from trainkit.trainer.setup import Parts
 
@@ -40,13 +41,14 @@ MARKED = CHATML.replace(
 )
 # Of earlier turns only the last two messages are written out, so that nothing is the beginning of what follows it.
 FORGETFUL = CHATML.replace("in messages", "in messages[-2:]")
+UNUSED_MARKS = "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
 # No invitation to answer, and a word without an end of its own.
 BARE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def source(path: Path, tokenizer: Path | None, **settings: Any) -> Source:
-    data = {"sequence_length": 64, "packing": False, **settings}
-    return opened("jsonl", path, {"kind": "gpt", "vocab_size": 400}, tokenizer=tokenizer and str(tokenizer), **data)
+    data = {"sequence_length": 64, "packing": "none", **settings}
+    return opened("dataset", path, {"kind": "gpt", "vocab_size": 400}, tokenizer=tokenizer and str(tokenizer), **data)
 
 
 def learned(found: Source, tokenizer: Path, row: int = 0) -> str:
@@ -71,49 +73,79 @@ def test_a_text_is_cut_by_the_tokenizer_and_its_end_is_learned(make_tokenizer: M
 def test_only_the_answer_to_a_prompt_is_learned(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     rows = [{"text": " the mat", "ask": "the cat sat on"}] * 3
     folder = make_tokenizer()
-    found = source(lines(tmp_path / "a.jsonl", rows), folder, prompt_field="ask")
+    columns = {"prompt": "ask", "completion": "text"}
+    found = source(lines(tmp_path / "a.jsonl", rows), folder, columns=columns, chat_template="none")
     assert learned(found, folder) == " the mat<|end|>"
+    chats = source(tmp_path / "a.jsonl", folder, columns=columns)  # for a model of chats they are chats of one turn
+    assert learned(chats, folder) == " the mat<|im_end|>"
+    plain = source(tmp_path / "a.jsonl", make_tokenizer(template=None), columns=columns)
+    assert learned(plain, folder) == " the mat<|end|>"
 
 
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (CHATML, "the cat<|im_end|>\nthe mat<|im_end|>\n"),
+        (CHATML, "the cat<|im_end|>the mat<|im_end|>"),
         (MARKED, "the cat<|im_end|>the mat<|im_end|>"),
         (BARE, "the catthe mat"),
     ],
     ids=["prefixes", "marks", "bare"],
 )
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("packing", ["none", "isolated", "dense"])
 def test_of_a_chat_only_the_answers_of_every_turn_are_learned(
-    template: str, expected: str, packing: bool, make_tokenizer: MakeTokenizer, tmp_path: Path
+    template: str, expected: str, packing: str, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
     folder = make_tokenizer(template=template)
     path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}] * 6)
-    found = source(path, folder, messages_field="messages", packing=packing, sequence_length=64)
+    found = source(path, folder, packing=packing, sequence_length=64)
     shown = learned(found, folder)
-    assert shown == expected if not packing else shown.startswith(expected)
+    assert shown == expected if packing == "none" else shown.startswith(expected)
+
+
+def test_a_template_that_writes_earlier_answers_otherwise_makes_several_texts_of_a_chat(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    folder = make_tokenizer(template=FORGETFUL)
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}] * 6)
+    found = source(path, folder)
+    assert (found.facts["rows"], found.facts["texts"]) == (6, 12)
+    answers = {learned(found, folder, row) for row in range(len(found.train))}
+    assert answers == {"the cat<|im_end|>", "the mat<|im_end|>"}
 
 
 @pytest.mark.parametrize(
     ("template", "chat", "message"),
     [
-        (FORGETFUL, CHAT, "the bounds of the answer in message 2 are unknown"),
-        (None, CHAT, "the tokenizer has no chat template"),
         (CHATML, CHAT[:1], "it has no message of role assistant"),
-        (CHATML, [{"content": "hello"}], "is not a chat: expected a list of"),
-        (CHATML, [], "is empty"),
-        (CHATML, "hello", "is no list"),
+        (CHATML, [{"content": "hello"}], "field 'messages' is not a chat: message 1 is no"),
+        (CHATML, [], "field 'messages' is empty"),
+        (CHATML, "hello", "field 'messages' is no list"),
         ("{{ raise_exception('roles must take turns') }}", CHAT, "the chat template fails: .*roles must take turns"),
-        (CHATML + "{# {% generation %} #}", CHAT, "marks no part of it as the assistant's"),
+        (CHATML + UNUSED_MARKS, CHAT, "marks no part of it as the assistant's"),
     ],
 )
 def test_a_chat_whose_answers_cannot_be_told_is_refused_with_its_line(
     template: str | None, chat: object, message: str, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
     path = lines(tmp_path / "a.jsonl", [{"messages": chat}])
-    with pytest.raises(TrainingError, match=rf"a\.jsonl:1: field 'messages'.*{message}"):
-        source(path, make_tokenizer(template=template), messages_field="messages")
+    with pytest.raises(TrainingError, match=rf"a\.jsonl:1: .*{message}"):
+        source(path, make_tokenizer(template=template))
+
+
+def test_chats_without_a_template_are_refused_with_those_that_are_built_in(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}] * 3)
+    message = "chats .*: the tokenizer has no chat template: set data.chat_template to .*chatml"
+    with pytest.raises(TrainingError, match=message):
+        source(path, make_tokenizer(template=None))
+    with pytest.raises(TrainingError, match="chats need a tokenizer"):
+        source(path, None)
+    folder = make_tokenizer(template=None)
+    assert learned(source(path, folder, chat_template="chatml"), folder) == "the cat<|im_end|>the mat<|im_end|>"
+    (tmp_path / "own.jinja").write_text(BARE)
+    own = source(path, folder, chat_template=str(tmp_path / "own.jinja"))
+    assert learned(own, folder) == "the catthe mat"
 
 
 @pytest.mark.parametrize("form", ["jinja", "settings", "several", "none"])
@@ -173,7 +205,7 @@ def test_resuming_with_another_tokenizer_is_warned_of(
     path = lines(tmp_path / "a.jsonl", [{"text": "the cat sat"}] * 3)
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(make_tokenizer(), tokenizer)
-    data = {"kind": "jsonl", "path": str(path), "tokenizer": str(tokenizer), "sequence_length": 8}
+    data = {"kind": "dataset", "path": str(path), "tokenizer": str(tokenizer), "sequence_length": 8}
 
     def made() -> Parts:
         model = {"layers": 1, "heads": 1, "hidden_size": 8, "vocab_size": 400}
@@ -191,22 +223,28 @@ def test_resuming_with_another_tokenizer_is_warned_of(
     assert "was saved with another tokenizer" in caplog.text
 
 
-def test_packed_texts_see_those_before_in_their_sample_and_padded_ones_do_not(
+def test_texts_end_to_end_see_those_before_in_their_sample_and_others_do_not(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     config = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
     model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 256}}
+    held_out = lines(tmp_path / "b.jsonl", [{"text": "5678"}])
     made = {}
-    for packing in (True, False):
+    for packing in ("dense", "isolated", "none"):
         for first in ("abcd", "wxyz"):
-            path = lines(tmp_path / "a.jsonl", [{"text": first}, {"text": "1234"}, *[{"text": "5678"}] * 6])
-            data = {"kind": "jsonl", "path": str(path), "sequence_length": 8, "packing": packing}
+            path = lines(tmp_path / "a.jsonl", [{"text": first}, {"text": "1234"}])
+            files = {"path": str(path), "validation_path": str(held_out)}
+            data = {"kind": "dataset", **files, "sequence_length": 8, "packing": packing}
             parts = parts_of(make_settings(model=model, data=data))
-            samples = parts.source.train[[0]] if packing else parts.source.train[[1]]
+            inputs = parts.source.train[[1] if packing == "none" else [0]].inputs
+            begin = bytes(inputs["tokens"][0].tolist()).index(b"123")
+            seen = {name: each for name, each in inputs.items() if name != "targets"}
             with torch.no_grad():
-                made[packing, first] = parts.model(samples.inputs["tokens"])[0]
-    assert not torch.equal(made[True, "abcd"][4:], made[True, "wxyz"][4:])
-    assert torch.equal(made[False, "abcd"], made[False, "wxyz"])
+                made[packing, first] = parts.model(**seen)[0, begin : begin + 3]
+    assert not torch.equal(made["dense", "abcd"], made["dense", "wxyz"])
+    torch.testing.assert_close(made["isolated", "abcd"], made["none", "abcd"])
+    torch.testing.assert_close(made["isolated", "wxyz"], made["none", "abcd"])
+    assert torch.equal(made["none", "abcd"], made["none", "wxyz"])
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

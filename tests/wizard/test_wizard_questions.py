@@ -319,7 +319,7 @@ def test_a_machine_without_probes_still_asks(machine: Machine, start: Start) -> 
         ("notes.txt", {"data.kind": "text", "data.path": "notes.txt"}),
         ("corpus/**/*.md", {"data.kind": "text", "data.path": "corpus", "data.include": "**/*.md"}),
         ("*.md", {"data.kind": "text", "data.path": ".", "data.include": "*.md"}),
-        ("rows.jsonl", {"data.kind": "jsonl", "data.path": "rows.jsonl"}),
+        ("rows.jsonl", {"data.kind": "dataset", "data.path": "rows.jsonl"}),
         ("ids.npy", {"data.kind": "tokens", "data.path": "ids.npy"}),
         ("corpus/*.parquet", {"data.kind": "dataset", "data.path": "corpus"}),
         ("saved", {"data.kind": "dataset", "data.path": "saved"}),

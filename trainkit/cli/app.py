@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "attach": ("jobs:attach", Command, "[RUN] [-- COMMAND]"),
     "bench": ("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
     "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [ARGS]..."),
+    "data": ("data:data", RecipeCommand, "RECIPE [OVERRIDE]..."),
     "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [ARGS]..."),
     "gpus": ("machine:gpus", Command, ""),
     "env": ("machine:env", Command, ""),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import TextIO
 
 from trainkit.distribution import is_install
 from trainkit.errors import Diagnostic, Origin
@@ -24,9 +26,27 @@ def write_text(text: str) -> None:
     sys.stdout.write(strip_control(text))
 
 
+_OPENING = re.compile(r"^( *)(blocker|warning|note):", re.MULTILINE)
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether a terminal is to be written to in colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def write_coloured(text: str) -> None:
+    """As `write_text`, with the first word of each remark in the colour of what it is."""
+
+    def paint(found: re.Match[str]) -> str:
+        style = "error" if found[2] == "blocker" else found[2]
+        return f"{found[1]}{_COLOURS[style]}{found[2]}{_RESET}:"
+
+    sys.stdout.write(_OPENING.sub(paint, strip_control(text)))
+
+
 def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
     """Write diagnostics to standard error, coloured on a terminal unless NO_COLOR is set."""
-    text = render_diagnostics(diagnostics, colour=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    text = render_diagnostics(diagnostics, colour=coloured(sys.stderr))
     if text:
         sys.stderr.write(text)
 

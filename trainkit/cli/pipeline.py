@@ -19,6 +19,7 @@ from trainkit.lazy import call
 if TYPE_CHECKING:
     import typer
 
+    from trainkit.data.seen import SeenData
     from trainkit.errors import Diagnostic
     from trainkit.hub.cache import CachedRepo
     from trainkit.launch_plan.model import Planned
@@ -53,7 +54,7 @@ def no_recipe(usage: str) -> UsageError:
 
 def replaces_recipe(overrides: Sequence[str], presets: Sequence[str] | None) -> bool:
     """Whether a line without a recipe says what to run."""
-    return bool(presets) or any(each.startswith(PROGRAM) for each in overrides)
+    return bool(presets) or any(each.startswith((*PROGRAM, "model.path=", "data.path=")) for each in overrides)
 
 
 def show_warnings(resolved: Resolved) -> Resolved:
@@ -153,7 +154,24 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
         from trainkit.machine.host import transformers_architectures
 
         facts = replace(facts, architectures=transformers_architectures())
-    return build_plan(with_described(resolved, hub), facts, earlier, own, hub)
+    seen = look_at_data(resolved, hub)
+    return build_plan(with_described(resolved, hub), facts, earlier, own, hub, seen=seen)
+
+
+def look_at_data(resolved: Resolved, hub: Sequence[CachedRepo] = ()) -> SeenData:
+    """What the heads of a recipe's files say; of a repository those that are in the cache."""
+    recipe = resolved.recipe
+    tokenizer = getattr(recipe.data, "tokenizer", None)
+    if recipe.data.kind != "dataset" and recipe.model.kind != "hf" and tokenizer is None:
+        from trainkit.data.seen import SeenData
+
+        return SeenData()
+    from trainkit.data.look import look
+    from trainkit.hub.references import with_values
+    from trainkit.recipe.paths import absolute
+
+    folders = {repo.ref.key: repo.folder for repo in hub if repo.whole}
+    return look(with_values(recipe, folders), partial(absolute, base=resolved.folder))
 
 
 def on_hub(resolved: Resolved) -> tuple[CachedRepo, ...]:

@@ -1,34 +1,40 @@
-"""The files of a data set by split, and the rows of a file from any position on, a few at a time."""
+"""The files of a data set by split, and the rows of a file from any position on, a few at a time.
+
+JSON lines, JSON arrays, CSV and TSV, plain or compressed, need nothing but Python; parquet and Arrow need pyarrow.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from trainkit.distribution import install
 from trainkit.errors import TrainingError, first_line
 from trainkit.files import parse_json
-from trainkit.hub.splits import READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
+from trainkit.hub.splits import ENDINGS, READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
 from trainkit.recipe.suggestions import nearest
 
-# First bytes of files that are not JSON lines, whatever their names: what they are, and what to do.
-_NO_LINES = {
-    b"PAR1": ("a parquet file", "give it a name that ends in .parquet, under data.kind: dataset"),
-    b"\x1f\x8b": ("compressed (gzip)", "unpack it with gunzip"),
-    b"\x28\xb5\x2f\xfd": ("compressed (zstd)", "unpack it with unzstd"),
-    b"BZh": ("compressed (bzip2)", "unpack it with bunzip2"),
-    b"\xfd7zX": ("compressed (xz)", "unpack it with unxz"),
+# First bytes of files whose rows cannot be read, whatever their names: what they are, and what to do.
+_NO_ROWS = {
+    b"PAR1": ("a parquet file", "give it a name that ends in .parquet"),
+    b"ARROW1": ("an Arrow file", "give it a name that ends in .arrow"),
     b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
     b"\xff\xfe": ("text in UTF-16", "write it in UTF-8: iconv -f UTF-16 -t UTF-8"),
-    b"[": ("a JSON array", "write each of its objects on a separate line: jq -c '.[]'"),
 }
-TABLES = (".parquet", ".arrow")  # endings of files that are not JSON lines
-_MISSING = object()
+TABLES = (".parquet", ".arrow")  # endings of files that pyarrow reads
+CELLS = (".csv", ".tsv")  # whose values are all texts
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_DELIMITERS = ",;\t|"
+HEAD = 1 << 18  # bytes of a file that a plan looks at
+MISSING = object()
 _NOTHING: tuple[Any, ...] = (None, "", [])
 _READ = 128  # rows at a time: all their columns are held in memory
 
@@ -60,10 +66,11 @@ def refuse_special(folder: str, key: str) -> None:
 
 
 class SourceRow(NamedTuple):
-    """One row of a data set. place: file and line, or folder and number."""
+    """One row of a data set. place: file and line, or folder and number. cells: whether all its values are texts."""
 
     place: str
     fields: dict[str, Any]
+    cells: bool = False
 
     def wrong(self, what: str, hint: str = "") -> TrainingError:
         """An error that names this row; its default hint lists the row's fields."""
@@ -78,6 +85,18 @@ class SourceRow(NamedTuple):
         """The text in a field. TrainingError if there is none."""
         return cast("str", self._given(field, str, "text"))
 
+    def optional_text(self, field: str | None) -> str:
+        """The text in a field that need not be there; empty where it is not."""
+        found = self.value(field) if field is not None else None
+        if found is not None and not isinstance(found, str):
+            raise self.wrong(f"field {field!r} is no text but {_kind(found)}")
+        return found or ""
+
+    def value(self, field: str) -> Any:
+        """The value of a field; None where it is not there."""
+        found = self._found(field)
+        return None if found is MISSING else found
+
     def items(self, field: str) -> Sequence[Any]:
         """The list in a field. TrainingError if there is none."""
         return cast("list[Any]", self._given(field, list, "list"))
@@ -85,6 +104,8 @@ class SourceRow(NamedTuple):
     def label(self, field: str) -> int | str:
         """The label in a field: a number from 0 on, or a name. TrainingError if there is none."""
         found = self._given(field, object)
+        if self.cells and isinstance(found, str) and found.strip().isdecimal():
+            return int(found)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
             raise self.wrong(f"field {field!r} is not a label: expected a whole number or a name, not {found!r}")
         if isinstance(found, int) and found < 0:
@@ -102,9 +123,14 @@ class SourceRow(NamedTuple):
     def _given(self, field: str, kind: type, term: str = "") -> Any:
         """The value of a field, of this kind and not empty."""
         found = self._found(field)
-        if found is _MISSING:
+        if found is MISSING:
             raise self.wrong(f"field {field!r} is missing")
         found = _listed_mappings(found) if kind is list else found
+        if kind is list and self.cells and isinstance(found, str) and found.lstrip().startswith("["):
+            try:
+                found = json.loads(found)
+            except ValueError as error:
+                raise self.wrong(f"field {field!r} is not JSON: {error}") from error
         if kind is not object and not (isinstance(found, kind) and found):
             hint = "data.skip_empty=true skips such rows" if found in _NOTHING else ""
             what = "empty" if found == kind() else f"no {term} but {_kind(found)}"
@@ -116,7 +142,7 @@ class SourceRow(NamedTuple):
         found: Any = self.fields
         for name in (field,) if field in self.fields else field.split("."):
             if not isinstance(found, dict) or name not in found:
-                return _MISSING
+                return MISSING
             found = found[name]
         return found
 
@@ -145,17 +171,17 @@ def chosen_files(path: Path, asked: RowSelection) -> tuple[list[Path], list[Path
     if not path.exists():
         raise TrainingError(f"data.path: {path} does not exist", hint="check the path; it starts at the working folder")
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-    if asked.subset is not None and (path.is_file() or saved):
+    if asked.subset is not None and (not path.is_dir() or saved):
         what = f"data.subset: {path} has no subset {asked.subset!r}"
         raise TrainingError(what, hint="leave data.subset out: it selects from the subsets that a README.md lists")
     try:
-        if path.is_file():
+        if not path.is_dir():
             splits = {"train": [path]}
         else:
             splits = _saved_files(path) if saved else split_files(path, asked.subset)
         if not splits:
-            what = f"data.path: {path} holds no data set: nothing of save_to_disk, no *.parquet and no *.jsonl"
-            raise TrainingError(what)
+            what = f"data.path: {path} holds no rows: nothing of save_to_disk, and no file of {', '.join(READ)}"
+            raise TrainingError(what, hint="name files of rows; text files are for data.kind: text")
         first, second = selected_splits(splits, asked)
     except NoSuchPartError as error:
         raise TrainingError(f"data.{error.key}: {path} {error.what}", hint=error.hint) from error
@@ -163,7 +189,7 @@ def chosen_files(path: Path, asked: RowSelection) -> tuple[list[Path], list[Path
 
 
 def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
-    """The parquet files of a folder, else its JSON lines, by split; {} if it has neither."""
+    """The files of rows in a folder by split, of the first format that it has; {} if it has none."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -175,7 +201,7 @@ def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
             # A link to a parent folder would lead in circles.
             folders[:] = [each for each in folders if Path(found, each).resolve() not in (real, *real.parents)]
             below = Path(found).relative_to(path)
-            names += [(below / name).as_posix() for name in files if name.endswith(READ)]
+            names += [(below / name).as_posix() for name in files if name.endswith(ENDINGS)]
         readme = (path / README).read_text("utf-8", "replace") if (path / README).is_file() else ""
     splits = files_by_split(names, readme, subset)
     return {split: [path / name for name in files] for split, files in splits.items()}
@@ -197,27 +223,24 @@ def _saved_files(path: Path) -> dict[str, list[Path]]:
         raise TrainingError(f"data.path: {path} is not a valid data set: {first_line(error)}") from error
 
 
-def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) -> tuple[int, dict[str, tuple[str, ...]]]:
+def check_shard(path: Path, columns: Sequence[str] = ()) -> tuple[int, dict[str, tuple[str, ...]]]:
     """A file's size in bytes, and its label names by column, if it has them.
 
-    Reads only a file's head or footer, and nothing of a pipe of JSON lines, which can be read only once and so
-    cannot be streamed. TrainingError for a file of another format, or without these columns.
+    Reads only a file's head or footer. TrainingError for a file of another format, or a table without these columns.
     """
     if path.is_dir():
-        raise TrainingError(f"data.path: {path} is a folder", hint="data.kind: dataset reads folders")
+        raise TrainingError(f"data.path: {path} is a folder", hint="name the files in it, or the folder alone")
     if path.exists() and not path.is_file():
-        if not streamed and path.suffix not in TABLES:
-            return 0, {}
-        what = f"data.path: {path} is a device or a pipe, which can only be read once, from its start"
+        what = f"data.path: {path} is a device or a pipe, and rows are read more than once"
         raise TrainingError(what, hint="write its rows to a file")
     with reading(path):
         size = path.stat().st_size
         if path.suffix not in TABLES:
             with path.open("rb") as file:
-                head = file.read(4)
-            for beginning, (kind, hint) in _NO_LINES.items():
+                head = file.read(8)
+            for beginning, (kind, hint) in _NO_ROWS.items():
                 if head.startswith(beginning):
-                    raise TrainingError(f"data.path: {path} is {kind}, not JSON lines", hint=hint)
+                    raise TrainingError(f"data.path: {path} is {kind}", hint=hint)
             return size, {}
     with _table(path) as (_, schema):
         for column in columns:
@@ -226,6 +249,43 @@ def check_shard(path: Path, columns: Sequence[str], *, streamed: bool = True) ->
                 hint = f"did you mean {close}? {has}" if close else has
                 raise TrainingError(f"data.path: {path} has no column {column!r}", hint=hint)
         return size, _label_names(schema)
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The columns of a file: of a table those of its schema, else those of its first row; () without rows."""
+    if path.suffix in TABLES:
+        with _table(path) as (_, schema):
+            return tuple(schema.names)
+    first = next(rows_of(path, ()), None)
+    return tuple(first.row().fields) if first else ()
+
+
+def head_rows(name: str, head: bytes, *, whole: bool) -> list[SourceRow]:
+    """The rows in the beginning of a text file. whole: whether that is all of it.
+
+    TrainingError for a row that is none.
+    """
+    inner = _name_inside(name)
+    if head.startswith(b"\x1f\x8b"):
+        head, whole = zlib.decompressobj(31).decompress(head, 1 << 22), False
+    elif head[:3] in (b"\x28\xb5\x2f", b"BZh", b"\xfd7z"):  # not worth a look
+        return []
+    for beginning, (kind, hint) in _NO_ROWS.items():
+        if head.startswith(beginning):
+            raise TrainingError(f"data.path: {name} is {kind}", hint=hint)
+    if not whole:
+        if (end := head.rfind(b"\n")) < 0 and not head.lstrip().startswith(b"["):
+            return []
+        head = head[: end + 1] if not head.lstrip().startswith(b"[") else head
+    path, found = Path(name), list[SourceRow]()
+    for raw in _text_rows(path, io.BytesIO(head), START, inner, whole=whole):
+        found.append(raw.row())
+    return found
+
+
+def _name_inside(name: str) -> str:
+    """The name of a file without the ending of its compression."""
+    return name[: name.rindex(".")] if name.endswith(COMPRESSED) else name
 
 
 class ShardPosition(NamedTuple):
@@ -243,17 +303,18 @@ START = ShardPosition()
 
 
 class RawRow(NamedTuple):
-    """A row as read from the file: a line that is not yet parsed, or values by field."""
+    """A row as read from the file: a line that is not yet parsed, or values by field. line: 0 where there are none."""
 
     path: Path
     position: ShardPosition
     content: bytes | dict[str, Any]
+    line: int = 0
+    cells: bool = False
 
     @property
     def place(self) -> str:
         """File and row, for messages."""
-        row = self.position.row
-        return f"{self.path}: row {row}" if isinstance(self.content, dict) else f"{self.path}:{row + 1}"
+        return f"{self.path}:{self.line}" if self.line else f"{self.path}: row {self.position.row}"
 
     def row(self) -> SourceRow:
         """The parsed row. TrainingError for an invalid line."""
@@ -262,27 +323,28 @@ class RawRow(NamedTuple):
             try:
                 found = json.loads(self.content)
             except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
-                raise TrainingError(f"data.path: {self.place} is not JSON: {error}") from error
-            if not isinstance(found, dict):
-                raise TrainingError(f"data.path: {self.place} is not a JSON object")
-        return SourceRow(self.place, found)
+                raise TrainingError(f"data.path: {self.place} is not JSON: {error}", hint=_IN_PLACE) from error
+        if not isinstance(found, dict):
+            raise TrainingError(f"data.path: {self.place} is not a JSON object", hint=_IN_PLACE)
+        return SourceRow(self.place, found, self.cells)
+
+
+_IN_PLACE = "mend the file there: each row is an object of fields"
 
 
 def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[RawRow]:
-    """The rows of a file from a position on, without blank lines. TrainingError names a row that cannot be read."""
+    """The rows of a file from a position on, without blank lines. TrainingError names a row that cannot be read.
+
+    columns: of a table, to read no others; all of them if none is named.
+    """
     if path.suffix not in TABLES:
-        shard, row, offset = start
-        with reading(path), path.open("rb") as lines:
-            if offset:
-                lines.seek(offset)
-            for line in lines:
-                if line.strip():
-                    yield RawRow(path, ShardPosition(shard, row, offset), line)
-                row, offset = row + 1, offset + len(line)
+        with reading(path), path.open("rb") as file:
+            yield from _text_rows(path, file, start, _name_inside(path.name))
         return
     with _table(path) as (file, schema):
         # A name with a dot that is not a column selects from a mapping.
-        chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in columns))
+        named = columns or schema.names
+        chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in named))
         if path.suffix == ".arrow":
             yield from _of_batches(path, (batch.select(chosen) for batch in file), 0, start)
             return
@@ -293,6 +355,130 @@ def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) ->
                 batches = file.iter_batches(_READ, row_groups=[group], columns=chosen, use_threads=False)
                 yield from _of_batches(path, batches, first, start)
             first += size
+
+
+def _text_rows(path: Path, file: BinaryIO, start: ShardPosition, name: str, *, whole: bool = True) -> Iterator[RawRow]:
+    """The rows of an open file of JSON or cells. name: without the ending of its compression."""
+    lines, compressed = _decompressed(path, file)
+    try:
+        if name.endswith(CELLS):
+            yield from _cell_rows(path, lines, start)
+            return
+        if not start.row and lines.peek(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            yield from _array_rows(path, lines, start, whole=whole)
+            return
+        if start.row and _is_array(path):
+            yield from _array_rows(path, lines, start, whole=whole)
+            return
+        shard, row, offset = start if not compressed else (start.shard, 0, 0)
+        if offset:
+            lines.seek(offset)
+        for line in lines:
+            if line.strip() and row >= start.row:
+                content = line.removeprefix(b"\xef\xbb\xbf") if row == 0 else line
+                yield RawRow(path, ShardPosition(shard, row, offset), content, row + 1)
+            row, offset = row + 1, 0 if compressed else offset + len(line)
+    except Exception as error:
+        if type(error).__name__ not in ("EOFError", "error", "LZMAError", "BadGzipFile", "ZstdError"):
+            raise
+        raise TrainingError(
+            f"data.path: {path} cannot be unpacked: {first_line(error)}", hint="write it anew"
+        ) from error
+
+
+def _decompressed(path: Path, file: BinaryIO) -> tuple[Any, bool]:
+    """The file's content, and whether it was compressed, which its first bytes tell."""
+    buffered = io.BufferedReader(cast("io.RawIOBase", file), 1 << 16)
+    head = buffered.peek(4)[:4]
+    if head.startswith(b"\x1f\x8b"):
+        import gzip
+
+        return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=buffered)), 1 << 16), True
+    if head.startswith(b"BZh"):
+        import bz2
+
+        return io.BufferedReader(cast("io.RawIOBase", bz2.BZ2File(buffered)), 1 << 16), True
+    if head.startswith(b"\xfd7zX"):
+        import lzma
+
+        return io.BufferedReader(cast("io.RawIOBase", lzma.LZMAFile(buffered)), 1 << 16), True
+    if head == b"\x28\xb5\x2f\xfd":
+        try:
+            import zstandard
+        except ImportError as error:
+            what = f"data.path: {path} needs the package zstandard, which cannot be imported: {first_line(error)}"
+            raise TrainingError(what, hint=install(sys.executable, "zstandard")) from error
+        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
+        return io.BufferedReader(reader, 1 << 16), True
+    return buffered, False
+
+
+def _is_array(path: Path) -> bool:
+    with path.open("rb") as file:
+        head: bytes = _decompressed(path, file)[0].peek(1 << 10)
+        return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _array_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: bool) -> Iterator[RawRow]:
+    """The objects of a JSON array, one after the other. whole: whether an end in the middle is an error."""
+    try:
+        text = file.read().decode("utf-8-sig", "strict" if whole else "replace")
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"data.path: {path} is not UTF-8 text (byte {error.start})") from error
+    decoder, place, row = json.JSONDecoder(), text.index("[") + 1, 0
+    space = " \t\r\n"
+    while True:
+        while place < len(text) and text[place] in space:
+            place += 1
+        if text[place : place + 1] == "]":
+            return
+        try:
+            found, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            if not whole:
+                return
+            raise TrainingError(f"data.path: {path}: row {row} is not JSON: {error}", hint=_IN_PLACE) from error
+        if row >= start.row:
+            yield RawRow(path, ShardPosition(start.shard, row), found)
+        row += 1
+        while place < len(text) and text[place] in space:
+            place += 1
+        if text[place : place + 1] == ",":
+            place += 1
+        elif text[place : place + 1] != "]":
+            if not whole:
+                return
+            raise TrainingError(
+                f"data.path: {path} ends, or goes on with no comma, behind row {row - 1}", hint=_IN_PLACE
+            )
+
+
+def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition) -> Iterator[RawRow]:
+    """The rows of CSV or TSV with a head; the delimiter is the one that its head has most of."""
+    csv.field_size_limit(1 << 30)
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    try:
+        first = text.readline()
+        delimiter = max(_DELIMITERS, key=first.count)
+        names = next(csv.reader([first], delimiter=delimiter), [])
+        if len({*names}) < len(names) or "" in names:
+            what = f"data.path: {path}: its first line must name the columns, each once: {', '.join(names)[:200]}"
+            raise TrainingError(what, hint="write the names of the columns into the first line")
+        reader, row = csv.reader(text, delimiter=delimiter, strict=True), 0
+        for cells in reader:
+            if not cells:
+                continue
+            line = reader.line_num + 1
+            if len(cells) != len(names):
+                what = f"data.path: {path}:{line}: {len(cells)} cells, and its first line names {len(names)} columns"
+                raise TrainingError(what, hint="put texts with delimiters or line breaks into quotes")
+            if row >= start.row:
+                yield RawRow(path, ShardPosition(start.shard, row), dict(zip(names, cells, strict=True)), line, True)
+            row += 1
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"data.path: {path} is not UTF-8 text (byte {error.start})") from error
+    except csv.Error as error:
+        raise TrainingError(f"data.path: {path}:{reader.line_num + 1}: {error}", hint="check its quotes") from error
 
 
 def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPosition) -> Iterator[RawRow]:

@@ -1,31 +1,19 @@
-"""Text and chats as token ids: one for each byte, or by a tokenizer of transformers."""
+"""Text as token ids: one for each byte, or by a tokenizer of transformers."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trainkit.data.chats import Rendering, learned_mask
 from trainkit.data.files import refuse_special
+from trainkit.data.look import tokenizer_files
 from trainkit.errors import TrainingError, first_line
-
-# A template may mark what the assistant wrote: https://huggingface.co/docs/transformers/chat_templating
-_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-class ChatError(ValueError):
-    """Why a chat cannot be trained on."""
-
-
-# What decides how a tokenizer cuts text, among the files of a model's folder.
-_FILES = (
-    *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
-    *("vocab*", "merges*", "*.model", "*.tiktoken"),
-)
+from trainkit.recipe.schema.data import BYTES
 
 
 class Encoder:
@@ -42,6 +30,10 @@ class Encoder:
         """The ids of the text alone; as bytes in UTF-8, where a lone surrogate, which JSON allows, is kept."""
         return list(text.encode("utf-8", "surrogatepass"))
 
+    def plain_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same of several texts."""
+        return [self.plain(text) for text in texts]
+
     def opening(self) -> list[int]:
         """The ids that go before a text."""
         return []
@@ -54,13 +46,18 @@ class Encoder:
         """A text for an encoder with its special tokens, at most `limit` tokens, and whether it was cut."""
         return fitted(self.opening(), self.plain(text), self.closing(final=False), limit)
 
-    def target(self, text: str) -> tuple[list[int], list[int], list[int]]:
-        """For a text that a decoder writes: the ids before it, its ids, and the ids after it."""
-        return self.opening(), self.plain(text), self.closing(final=True)
+    def targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts that a decoder writes."""
+        return self.plain_all(texts)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        """The ids of a chat, and which of them are the assistant's. ChatError if that cannot be determined."""
-        raise ChatError("bytes have no chat template")
+    @property
+    def target_ends(self) -> tuple[list[int], list[int]]:
+        """The ids that go before and after a text that a decoder writes."""
+        return self.opening(), self.closing(final=True)
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """The text of ids with all special tokens, to look at."""
+        return self.decode(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids. Bytes that are not UTF-8 become U+FFFD."""
@@ -73,7 +70,7 @@ class Tokenizer(Encoder):
     unit = "tokens"
 
     def __init__(self, inner: Any, fingerprint: str) -> None:
-        self._inner, self.fingerprint = inner, fingerprint
+        self.inner, self.fingerprint = inner, fingerprint
         inner.model_max_length = 1 << 40  # the recipe decides how long samples are
         self.size = len(inner)
         self.special = frozenset(inner.all_special_ids)
@@ -84,7 +81,7 @@ class Tokenizer(Encoder):
         self._opening, self._closing = _ends(inner("a")["input_ids"], self.plain("a"))
 
     def plain(self, text: str) -> list[int]:
-        ids: list[int] = self._inner(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self.inner(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def opening(self) -> list[int]:
@@ -94,61 +91,49 @@ class Tokenizer(Encoder):
         """The ids that the tokenizer itself adds after a text; if there are none, a final text gets the end token."""
         return self._closing or (self._end if final else [])
 
-    def target(self, text: str) -> tuple[list[int], list[int], list[int]]:
+    def plain_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.inner(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+
+    def targets(self, texts: Sequence[str]) -> list[list[int]]:
         # Tokenizers for translation treat targets differently from sources.
-        opening, closing = self._target_ends
-        return opening, self._inner(text_target=text, add_special_tokens=False)["input_ids"], closing
+        return self.inner(text_target=list(texts), add_special_tokens=False)["input_ids"] if texts else []
 
     @cached_property
-    def _target_ends(self) -> tuple[list[int], list[int]]:
-        cut = self._inner(text_target="a", add_special_tokens=False)["input_ids"]
-        opening, closing = _ends(self._inner(text_target="a")["input_ids"], cut)
+    def target_ends(self) -> tuple[list[int], list[int]]:
+        cut = self.inner(text_target="a", add_special_tokens=False)["input_ids"]
+        opening, closing = _ends(self.inner(text_target="a")["input_ids"], cut)
         return opening, closing or self._end
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        # `datasets` fills missing keys of messages with None, which templates would print.
-        chat = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        if not any(message.get("role") == "assistant" for message in chat):
-            raise ChatError("it has no message of role assistant to learn from")
-        try:
-            marked = _MARKER.search(self._inner.get_chat_template()) is not None
-        except ValueError as error:
-            raise ChatError("the tokenizer has no chat template") from error
-        found = self._templated(chat, **({"return_assistant_tokens_mask": True} if marked else {}))
-        ids = list(found["input_ids"])
-        if not marked:
-            return ids, self._answers(ids, chat)
-        predicted = [bool(each) for each in found["assistant_masks"]]
-        if not any(predicted):
-            raise ChatError("the template marks no part of it as the assistant's")
-        return ids, predicted
+    @property
+    def has_template(self) -> bool:
+        return bool(getattr(self.inner, "chat_template", None))
 
-    def _answers(self, ids: list[int], messages: list[dict[str, Any]]) -> list[bool]:
-        """Which ids of a chat are answers: each from the template's generation prompt to the end of the message."""
-        predicted = [False] * len(ids)
-        for place, message in enumerate(messages):
-            if message.get("role") != "assistant":
-                continue
-            before = self._templated(messages[:place], add_generation_prompt=True)["input_ids"] if place else []
-            upto = self._templated(messages[: place + 1])["input_ids"]
-            # Both must be prefixes of the whole chat.
-            if ids[: len(before)] != before or ids[: len(upto)] != upto or len(upto) <= len(before):
-                raise ChatError(
-                    f"the bounds of the answer in message {place + 1} are unknown: the template renders the "
-                    "same messages differently when others follow, and it has no {% generation %} marks"
-                )
-            predicted[len(before) : len(upto)] = [True] * (len(upto) - len(before))
-        return predicted
+    def learned(self, renderings: Sequence[Rendering]) -> list[tuple[list[int], bytes]]:
+        """The ids of rendered chats, and which of them lie in what is learned; each text is cut into tokens once."""
+        texts = [each.text for each in renderings]
+        if not texts:
+            return []
+        if getattr(self.inner, "is_fast", False):
+            found = self.inner(texts, add_special_tokens=False, return_offsets_mapping=True)
+            every = zip(found["input_ids"], found["offset_mapping"], renderings, strict=True)
+            return [(ids, learned_mask(offsets, each.learned)) for ids, offsets, each in every]
+        return [self._by_prefixes(each) for each in renderings]
 
-    def _templated(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, list[int]]:
-        try:
-            found = self._inner.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
-        except Exception as error:  # a template is a program and may raise anything
-            raise ChatError(f"the chat template fails: {type(error).__name__}: {error}") from error
-        return {name: list(values) for name, values in found.items()}
+    def _by_prefixes(self, rendering: Rendering) -> tuple[list[int], bytes]:
+        """For a tokenizer that does not tell where its tokens lie: where those of the text before them end."""
+        ids = self.plain(rendering.text)
+        mask = bytearray(len(ids))
+        for start, end in rendering.learned:
+            first, last = (_alike(ids, self.plain(rendering.text[:place])) for place in (start, end))
+            mask[first:last] = b"\1" * max(0, last - first)
+        return ids, bytes(mask)
+
+    def shown(self, ids: Sequence[int]) -> str:
+        text: str = self.inner.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        text: str = self.inner.decode(list(ids), skip_special_tokens=True)
         return text
 
 
@@ -157,6 +142,12 @@ def fitted(opening: list[int], ids: list[int], closing: list[int], limit: int) -
     # The end token stays: a decoder that never sees one does not learn to stop.
     room = max(0, limit - len(opening) - len(closing))
     return [*opening, *ids[:room], *closing][:limit], len(ids) > room
+
+
+def _alike(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many ids two lists have in common at their start."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(ids), len(others)))
 
 
 def _ends(whole: list[int], alone: list[int]) -> tuple[list[int], list[int]]:
@@ -168,7 +159,7 @@ def _ends(whole: list[int], alone: list[int]) -> tuple[list[int], list[int]]:
 
 def open_encoder(folder: str | None) -> Encoder:
     """The encoder for `data.tokenizer`. TrainingError if its folder has no tokenizer."""
-    if folder is None:
+    if folder in (None, BYTES):
         return Encoder()
     path = Path(folder).absolute()
     if not path.is_dir():
@@ -198,8 +189,3 @@ def fingerprint(folder: Path) -> str:
         found.update(f"{file.name}\0{file.stat().st_size}\0".encode("utf-8", "surrogateescape"))
         found.update(file.read_bytes())
     return found.hexdigest()[:16]
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in a folder, by name."""
-    return sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()})

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from trainkit import lora
 from trainkit.hub.references import COMMIT, RepoRef, with_values
-from trainkit.hub.splits import README, NoSuchPartError, files_by_split, selected_splits
+from trainkit.hub.splits import READ, README, NoSuchPartError, files_by_split, selected_splits
 from trainkit.recipe.described import CONFIG, TEMPLATE, TOKENIZER
 from trainkit.recipe.schema import Recipe
 
@@ -110,7 +110,7 @@ def missing_files(ref: RepoRef, names: Iterable[str], index: str = "") -> str:
     every = set(names)
     if ref.role == "data.path":
         rows = set(needed_files(ref, every, index)) - {README}
-        return "" if rows else f"{_NOTHING}: no parquet, JSON lines, or what save_to_disk writes"
+        return "" if rows else f"{_NOTHING}: no file of rows ({', '.join(READ)})"
     if ref.role == "data.tokenizer":
         found = _matching((each for each in _TOKENIZER if each != CONFIG), every)
         return "" if found else f"{_NOTHING}: no tokenizer"

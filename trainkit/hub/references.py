@@ -10,6 +10,7 @@ from typing import Any, Literal
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.hub_name import is_repository
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
+from trainkit.recipe.schema.data import BYTES
 
 MAIN = "main"
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -84,6 +85,7 @@ def _paths(recipe: Recipe) -> Iterator[RepoRef]:
     """All that may be a repository's name, or a path."""
     model = recipe.model if isinstance(recipe.model, HfModel) else None
     tokenizer = getattr(recipe.data, "tokenizer", None)
+    tokenizer = None if tokenizer == BYTES else tokenizer
     if model is not None and model.path:
         yield RepoRef("model.path", "model", model.path, model.revision or MAIN)
     if recipe.peft.path:
@@ -95,7 +97,8 @@ def _paths(recipe: Recipe) -> Iterator[RepoRef]:
     data = recipe.data
     if isinstance(data, DatasetData):
         rows = RowSelection(data.subset, data.split, data.validation_split)
-        yield RepoRef("data.path", "dataset", data.path, data.revision or MAIN, rows=rows)
+        if isinstance(data.path, str):  # a revision is of one repository
+            yield RepoRef("data.path", "dataset", data.path, data.revision or MAIN, rows=rows)
         mix = (each for each in data.mix if each.weight)
         for key, each in zip(_mixed_keys(recipe), mix, strict=True):
             paths = [each.path] if isinstance(each.path, str) else each.path

@@ -17,7 +17,10 @@ import yaml
 
 README = "README.md"
 CONVERTED = "refs/convert/parquet"
-READ = (".parquet", ".jsonl")  # of a data set that has several formats the first alone is read
+# Of a data set that has several formats the first alone is read.
+READ = (".parquet", ".arrow", ".jsonl", ".ndjson", ".csv", ".tsv", ".json")
+ENDINGS = (*READ, *(f"{ending}{packed}" for ending in READ[2:] for packed in (".gz", ".zst", ".bz2", ".xz")))
+_NO_ROWS = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")  # of folders, for programs
 # Which split a file belongs to: train-00000-of-00002.parquet, dev.jsonl, validation/0000.parquet
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLITS |= {"dev": "validation", "test": "test"}
@@ -162,8 +165,13 @@ def _as_regex(pattern: str) -> re.Pattern[str]:
 
 def _readable(names: Iterable[str]) -> list[str]:
     """Those of the first format of which there are any."""
-    every = list(names)
-    return next((found for suffix in READ if (found := [name for name in every if name.endswith(suffix)])), [])
+    by_format: dict[str, list[str]] = {}
+    for name in names:
+        bare = re.sub(r"\.(gz|zst|bz2|xz)$", "", name) if not name.endswith(READ[:2]) else name
+        ending = posixpath.splitext(bare)[1]
+        if ending in READ and posixpath.basename(name) not in _NO_ROWS:
+            by_format.setdefault(ending, []).append(name)
+    return next((by_format[ending] for ending in READ if ending in by_format), [])
 
 
 def _by_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:

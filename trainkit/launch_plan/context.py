@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from trainkit.data.seen import SeenData
 from trainkit.errors import Origin
 from trainkit.hub.cache import CachedRepo
 from trainkit.launch_plan.model import BatchArithmetic, Device, NodeGroup, Resume, Topology
@@ -26,7 +27,7 @@ class Context:
     """All decisions of the plan, taken; what is left is to write them down.
 
     launcher: the chosen kind. cards: the chosen GPUs in rank order, empty off CUDA.
-    dtype: of the forward and backward computation, `auto` resolved. hub: what the recipe names there.
+    dtype: of the forward and backward computation, `auto` resolved. hub: what the recipe names there. seen: the data.
     """
 
     resolved: Resolved
@@ -39,6 +40,7 @@ class Context:
     training_digest: str = ""  # until the batch is solved
     resume: Resume = NOT_LOOKED_FOR
     hub: Sequence[CachedRepo] = ()
+    seen: SeenData = field(default_factory=SeenData)
     recipe: Recipe = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +61,12 @@ class Context:
     @property
     def ranks(self) -> int:
         return self.topology.world_size
+
+    @property
+    def model_type(self) -> str:
+        """What transformers calls the model's architecture; empty for others, and where it is not known."""
+        named = getattr(self.recipe.model, "architecture", None)
+        return str(self.resolved.described.model.get("model_type") or named or "")
 
     @property
     def eval_dtype(self) -> str:

@@ -305,6 +305,7 @@ class Plan:
     name: str
     recipe_digest: str
     training_digest: str
+    training: tuple[tuple[str, str], ...] = ()  # what is trained, in words; none for a program of the user's own
     strategy: Choice
     launcher: Choice
     program: Choice

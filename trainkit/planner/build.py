@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainkit.data.seen import SeenData
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.hub.cache import CachedRepo
 from trainkit.launch_plan.context import Context
@@ -20,8 +21,10 @@ from trainkit.launch_plan.model import (
     Planned,
     PlannedFile,
     PlannedGpu,
+    Preparation,
     Provenance,
     Variable,
+    text,
 )
 from trainkit.launch_plan.provenance import Source, SourcedFile, SourcedJob, Token, module, texts, token
 from trainkit.lazy import call, load
@@ -41,11 +44,14 @@ from trainkit.planner.placement import Placement, core_argv, counted_cards, name
 from trainkit.planner.resume import ResumeTarget, SavedCheckpoint, choose_resume
 from trainkit.planner.rules import compatibility_rules, input_rules, plan_rules
 from trainkit.planner.techniques import techniques
+from trainkit.planner.training import training
 from trainkit.recipe.resolved import Asked, Resolved
-from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.recipe.schema import DatasetData, Fsdp, Recipe
 from trainkit.recipe.yaml_writer import consistent, recipe_yaml
 from trainkit.rule import check
 from trainkit.schedulers.registry import SCHEDULERS
+from trainkit.text import join_names
+from trainkit.tools.builtin.program import SETTINGS as TRAINER_SETTINGS
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS, choose_launcher
 
 __all__ = ["SavedCheckpoint", "build_plan", "decide"]
@@ -68,17 +74,23 @@ OWN_ENGINE = "the script configures DeepSpeed's engine in its own code; the plan
 
 
 def build_plan(
-    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[CachedRepo] = ()
+    resolved: Resolved,
+    facts: Facts,
+    saved: Checkpoints = (),
+    own: Checkpoints = (),
+    hub: Sequence[CachedRepo] = (),
+    *,
+    seen: SeenData | None = None,
 ) -> Planned:
     """The plan for a recipe on a machine. saved, own: checkpoints of earlier runs and of this one, newest first.
 
-    hub: what of the repositories that it names is on the disk; without it nothing is known of them.
-    Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among the notices.
+    hub: what of the repositories that it names is on the disk; without it nothing is known of them. seen: of the
+    data. Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among notices.
     """
-    context, launcher, device, found = decide(resolved, facts, saved, own, hub)
+    context, launcher, device, found = decide(resolved, facts, saved, own, hub, seen=seen)
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
-    first = (*hub_preparations(context), *(builds(context) if context.deepspeed else ()))
+    first = (*hub_preparations(context), *data_preparations(context), *(builds(context) if context.deepspeed else ()))
     command, command_sources = _command(context, wrapped(context, environment))
     job = SCHEDULERS[recipe.cluster.kind].job(context) if recipe.cluster.kind in SCHEDULERS else None
     files = _files(context)
@@ -86,6 +98,7 @@ def build_plan(
         plan_version=PLAN_VERSION,
         **_taken_over(recipe),
         training_digest=context.training_digest,
+        training=training(context),
         strategy=_strategy(recipe, context.topology.device),
         launcher=launcher,
         program=Choice(recipe.program.kind, PROGRAMS[recipe.program.kind].reason(context)),
@@ -106,6 +119,17 @@ def build_plan(
         notices=tuple(Notice(each.severity, each.what, each.hint) for each in found if each.severity != "error"),
     )
     return Planned(plan, _provenance(command_sources, job, environment_sources, files))
+
+
+def data_preparations(context: Context) -> tuple[Preparation, ...]:
+    """Rows become token ids once on each node, and a bad one is found before its ranks wait for one another."""
+    data = context.recipe.data
+    if context.recipe.program.kind != "builtin" or not isinstance(data, DatasetData) or data.streaming:
+        return ()
+    paths = [data.path] if isinstance(data.path, str) else data.path
+    argv = (*texts(module(context, "trainkit.trainer.prepare", keys=("data.path",))), text("--settings"),
+            text(Variable.RUN_DIR, f"/{TRAINER_SETTINGS}"))  # fmt: skip
+    return (Preparation(f"prepare the data {join_names(list(paths))}", argv),)
 
 
 def _taken_over(recipe: Recipe) -> dict[str, Any]:
@@ -146,7 +170,13 @@ def _provenance(
 
 
 def decide(
-    resolved: Resolved, facts: Facts, saved: Checkpoints = (), own: Checkpoints = (), hub: Sequence[CachedRepo] = ()
+    resolved: Resolved,
+    facts: Facts,
+    saved: Checkpoints = (),
+    own: Checkpoints = (),
+    hub: Sequence[CachedRepo] = (),
+    *,
+    seen: SeenData | None = None,
 ) -> tuple[Context, Choice, Choice, tuple[Diagnostic, ...]]:
     """Every decision, the launcher and the device with their reasons, and what is to be remarked on them.
 
@@ -156,7 +186,9 @@ def decide(
     inside = facts_in_image(resolved.recipe, facts)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
     # Collected up to the batch, so that one try shows all that has to be fixed.
-    problems = check(input_rules(resolved.recipe.program.kind), Asked(resolved, inside.packages, inside.architectures))
+    problems = check(
+        input_rules(resolved.recipe.program.kind), Asked(resolved, inside.packages, inside.architectures, seen)
+    )
     resolved, facts = counted_cards(with_repositories(resolved, hub), facts), inside
     recipe = resolved.recipe
     try:
@@ -168,7 +200,9 @@ def decide(
     batch, impossible = _batch(resolved, placement.topology.world_size)
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
     topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
-    context = Context(resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, hub=hub)
+    context = Context(
+        resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, hub=hub, seen=seen or SeenData()
+    )
     if problems := [*problems, *check(compatibility_rules(context), context), *impossible]:
         raise RecipeError(problems)
     # As it is recorded, so that the plan made from that is the same.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainkit.data.formats import packing_of
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import TechniqueInForce
 from trainkit.optimizers import OPTIMIZERS, optimizer
@@ -58,11 +59,20 @@ class Technique:
         return bool(chosen) if asked in ("true", "n") else chosen in (asked, self.also or asked)
 
 
+def packing(context: Context) -> str:
+    """How the recipe's rows fill samples; empty where it has none."""
+    if context.recipe.program.kind != "builtin" or context.recipe.data.kind != "dataset":
+        return ""
+    return packing_of(context.recipe, context.model_type)
+
+
 def value_of(context: Context, key: str) -> object:
     """The value at a dotted key, the plan's own where the recipe leaves it open; None for no such setting."""
     found: object = context.recipe
     for name in key.split("."):
         found = getattr(found, name, None)
+    if key == "data.packing":
+        return packing(context)
     return {"batch.accumulation": context.batch.accumulation, "precision.dtype": context.dtype}.get(key, found)
 
 
@@ -243,19 +253,20 @@ TECHNIQUES: tuple[Technique, ...] = (
         device="cuda",
     ),
     Technique(
-        "data.packing: true",
-        "nothing is computed for padding",
+        "data.packing: isolated",
+        "hardly anything is computed for padding, and texts do not see one another",
+        "hardly any activations of padding; a mask of data.sequence_length squared for each sample",
+        "always for chats and other rows",
+    ),
+    Technique(
+        "data.packing: dense",
+        "nothing is computed for padding; attention covers earlier texts of a sample",
         "no activations of padding",
-        "always for language models on rows, unless texts must not see one another",
-        # labelled texts, and sources with targets, are a sample each, whatever the setting says
-        in_force=lambda context: (
-            bool(value_of(context, "data.packing"))
-            and value_of(context, "model.task") not in ("sequence_classification", "seq2seq_lm")
-        ),
+        "pretraining",
     ),
     Technique(
         "data.streaming: true",
-        "starts at once; rows become tokens while the device computes, where data.packing is true in each process",
+        "starts at once; rows become tokens while the device computes, with data.packing in each process",
         "data.shuffle_buffer samples of each source instead of all tokens",
         "data is larger than memory, or takes long to read",
     ),

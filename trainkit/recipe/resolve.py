@@ -10,6 +10,7 @@ from trainkit.recipe.assignment import environment_layer
 from trainkit.recipe.described import described
 from trainkit.recipe.extends import Sources
 from trainkit.recipe.flags import argument_layer, override_layers
+from trainkit.recipe.implied import imply
 from trainkit.recipe.interpolation import interpolate, interpolated
 from trainkit.recipe.layer import Layer, origin_at
 from trainkit.recipe.merge import Merge, merge
@@ -38,6 +39,7 @@ def resolve(request: Request, files: FileChecks, kind_of: KindOf = no_kind) -> R
     state.tree = without_unknown(state.tree)
     if sources.incomplete:
         _assume_kinds(state)
+    imply(state)
     unresolved = interpolate(state, request.environ, defaults(_kinds(state)))
     found += unresolved
     kinds = _kinds(state)

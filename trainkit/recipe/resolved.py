@@ -49,12 +49,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Entry:
-    """One value that a layer gave. note: what merging did with it, in words; dropped: it has no effect any more."""
+    """One value that a layer gave. note: what merging did with it, in words; dropped: it has no effect any more.
+
+    implied: no layer gave it, and it follows from what the origin gave; the note says why.
+    """
 
     value: Any
     origin: Origin
     note: str = ""
     dropped: bool = False
+    implied: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ class Resolved:
     def given(self, key: str) -> Origin | None:
         """Where the key's value came from; None where no layer gives it and it is a default."""
         entries = self.history.get(key, ())
-        return entries[-1].origin if entries and not entries[-1].dropped else None
+        if not entries or entries[-1].dropped or entries[-1].implied:
+            return None
+        return entries[-1].origin
 
     def origin(self, key: str) -> Origin | None:
         """Where the key's value came from; for a key that no layer gives, the nearest enclosing mapping's place."""
@@ -135,6 +141,7 @@ class Asked:
     resolved: Resolved
     packages: Mapping[str, str]
     architectures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as the machine's facts have it
+    seen: Any = None  # of the data (`data.look.SeenData`); None where nobody has looked
 
     @property
     def recipe(self) -> Recipe:

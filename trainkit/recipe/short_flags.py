@@ -330,6 +330,8 @@ def _how_often(use: ParsedFlag) -> Outcome:
     best = "checkpoint.keep_best"
     if use.value == "no" and what != "logging":
         also = [use.assign(best, False)] if what == "save" and use.current(best) else []
+        if what == "save" and use.current("program.kind") in (None, "builtin"):
+            also.append(use.assign("checkpoint.at_end", False))
         return [use.assign(key, 0), *also], []
     if use.value == "best" and what == "save":
         return [use.assign(best, True)], []
@@ -402,8 +404,7 @@ def _warmup_ratio(use: ParsedFlag) -> Outcome:
         return [], [use.error(f"--warmup_ratio {use.value} is not a share", "write a number from 0 to 1", key=key)]
     if str(steps).isdecimal():
         return [use.assign(key, math.ceil(int(str(steps)) * share))], []
-    what = "--warmup_ratio is a share of the steps, and the steps are not set"
-    return _to_trainer(use) or ([], [use.error(what, "write --warmup_steps N", key=key)])
+    return _to_trainer(use) or ([use.assign(key, share if share < 1 else 1)], [])
 
 
 @_flag("--overwrite_output_dir")

@@ -35,6 +35,18 @@ _FAMILIAR = {
 }
 
 
+# Keys of earlier releases, and what says the same now.
+REPLACED = {
+    "data.field": "data.columns: {text: NAME}",
+    "data.prompt_field": "data.columns: {prompt: NAME, completion: NAME}, or source and target",
+    "data.messages_field": "data.columns: {messages: NAME}",
+    "data.tokens_field": "data.columns: {input_ids: NAME}",
+    "data.targets_field": "data.columns: {labels: NAME}",
+    "data.label_field": "data.columns: {label: NAME}",
+}
+REPLACED_KINDS = {("data", "jsonl"): "dataset"}
+
+
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """The known word most like the given one, if any is alike enough (difflib's ratio, 0 to 1)."""
     import difflib  # 3 ms, for messages alone

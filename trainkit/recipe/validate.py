@@ -23,7 +23,7 @@ from trainkit.recipe.schema.base import MOST, Section
 from trainkit.recipe.schema.fields import Setting, members, open_keys, schema, tagged_sections
 from trainkit.recipe.schema.launching import NO_RANGE
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_values
-from trainkit.recipe.suggestions import did_you_mean, nearest_key
+from trainkit.recipe.suggestions import REPLACED, REPLACED_KINDS, did_you_mean, nearest_key
 from trainkit.recipe.yaml_reader import read_scalar
 
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
@@ -254,6 +254,8 @@ def unknown_keys(layer: Layer) -> list[Diagnostic]:
         what = f"{section} has no setting {name!r}" if section else f"there is no section or setting {name!r}"
         siblings = sorted(each.rpartition(".")[2] for each in schema().keys if each.rpartition(".")[0] == section)
         hint = f"did you mean {close}?" if close else f"known are: {', '.join(siblings)}"
+        if key in REPLACED:
+            hint = f"it is {REPLACED[key]} now; columns that have these names by themselves need none"
         found.append(Diagnostic("error", what, key, origin, hint=hint))
     return found
 
@@ -396,6 +398,8 @@ def _wrong(
         what = f"{key}.kind must be one of {', '.join(kinds)}, not {shown('kind', given)}"
         otherwise = f"write one of them; the default is {default_kind(key)}"
         hint = did_you_mean(given, kinds, otherwise) if isinstance(given, str) else otherwise
+        if now := REPLACED_KINDS.get((key, str(given))):
+            hint = f"it is {key}.kind: {now} now"
         return Diagnostic("error", what, f"{key}.kind", locate(f"{key}.kind"), hint=hint)
     if setting is None:
         section = schema().sections[key]

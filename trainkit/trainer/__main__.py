@@ -106,7 +106,7 @@ def train_and_report(
     settings: Settings, world: World, device: torch.device, requests: SignalRequests, heartbeat: Heartbeat | None = None
 ) -> int:
     """Assemble, resume, train, write the result; the exit code is 0, or 128 + the signal that stopped the run."""
-    from trainkit.recipe.schema.model import is_packed_stream
+    from trainkit.data.formats import is_packed_stream
     from trainkit.trainer.checkpoint.resuming import resume
     from trainkit.trainer.loop import WATCHED, finish_uploads, train
     from trainkit.trainer.metrics.predictions import predict, result, write_result
@@ -121,6 +121,8 @@ def train_and_report(
     if world.rank == 0 and first == 0:  # a checkpoint has all weights
         for level, remark in parts.model.remarks:
             log.log(level, "%s", remark)
+        for remark in parts.source.remarks:
+            log.warning("warning: %s", remark)
     requests.listen(*WATCHED)  # only now, so that a signal during the start-up ends the process at once
     with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
         metrics.write(start_record(parts, first))

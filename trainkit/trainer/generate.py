@@ -14,7 +14,8 @@ from torch import Tensor
 
 from trainkit import lora
 from trainkit.data.files import refuse_special
-from trainkit.data.tokenizer import Encoder, open_encoder, tokenizer_files
+from trainkit.data.look import tokenizer_files
+from trainkit.data.tokenizer import Encoder, open_encoder
 from trainkit.errors import MachineError, TrainingError, first_line
 from trainkit.files import read_json
 from trainkit.hub.cache import public_name
@@ -28,6 +29,7 @@ from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.prompts import (
     PromptError,
     TextStream,
+    encoder_of,
     has_template,
     is_of_bytes,
     prompt_ids,
@@ -231,7 +233,7 @@ def continued(
 
 def beginning(encoder: Encoder, model: EncoderDecoder, device: torch.device) -> tuple[Tensor, int | None]:
     """The ids that the decoder begins with (1, ids), and the id that ends a target."""
-    opening, _, closing = encoder.target("")
+    opening, closing = encoder.target_ends
     begun = model.begin(torch.tensor([[*opening, *closing] or [0]]))
     tokens = torch.cat([begun, torch.tensor([opening], dtype=torch.int64)], dim=1).to(device)
     return tokens, closing[0] if closing else None
@@ -255,7 +257,7 @@ def _task_of(name: str) -> str:
 
 def open_checkpoint(checkpoint: Path, device: torch.device, *, trusted: bool = False) -> Answerer:
     """The model of a run's checkpoint, as an export has it. TrainingError if it writes nothing."""
-    model, recipe, _ = trained_model(checkpoint, trusted=trusted)
+    model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
     inner: Any = getattr(model, "inner", model)
     task = recipe.model.task if isinstance(recipe.model, HfModel) else _task_of(type(inner).__name__)
     if recipe.model.kind != "gpt" and task not in _TASK_OF.values():
@@ -265,11 +267,12 @@ def open_checkpoint(checkpoint: Path, device: torch.device, *, trusted: bool = F
         merge_adapters(model)
     cast_weights(inner, DTYPES[weights_format(recipe)])
     if task == "sequence_classification":
-        name_labels(inner.config, label_names(recipe, checkpoint.absolute().parents[1]))
-    if (folder := tokenizer_folder(recipe)) is None and not is_of_bytes(recipe):
+        name_labels(inner.config, label_names(recipe, manifest))
+    if tokenizer_folder(recipe) is None and not is_of_bytes(recipe):
         what = f"{checkpoint} was trained on ready-made ids (data.kind: {recipe.data.kind}), whose tokenizer is unknown"
         raise TrainingError(what, hint="export it, copy the tokenizer's files into the folder, and name that")
-    encoder = open_encoder(str(folder) if folder else None)
+    chats = (manifest.get("data") or {}).get("chats", True)  # of earlier releases nothing is known
+    encoder = encoder_of(recipe, chats=chats)
     prefix = getattr(recipe.data, "prompt_prefix", None) or ""
     begun = beginning(encoder, model, device)[0] if isinstance(model, EncoderDecoder) else None
     return Answerer(inner.to(device).eval(), task, encoder, device, prefix, begun)

@@ -81,7 +81,9 @@ class TrainingProgress:
         self.loader_state = ""  # of its batch
         self.targetless = 0  # samples so far without any target
         self.loss: float | None = None
+        self.first_loss: float | None = None  # of this attempt, as of the first evaluation
         self.eval_loss: float | None = None
+        self.first_eval_loss: float | None = None
         self.lowest = False  # whether the latest step was evaluated, with the lowest loss so far
         self.stopped_early = False
         self.stopped_by: Signals | None = None
@@ -206,9 +208,10 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
             stopped, early = progress.stopped_by is not None, progress.stopped_early
             # A run that ends before its last step saves, so that a requeued job resumes from there.
             requeued = stopped and recipe.cluster.kind != "none"
-            saves = requeued or ((stopped or early) and recipe.checkpoint.every_steps > 0)
+            ends = stopped or early or progress.step == progress.steps
+            saves = requeued or (ends and (recipe.checkpoint.every_steps > 0 or recipe.checkpoint.at_end))
             # The upload at the end needs a checkpoint.
-            saves = saves or (push and (early or progress.step == progress.steps))
+            saves = saves or (push and ends and not stopped)
             best = progress.lowest and recipe.checkpoint.keep_best
             if asked or best or saves or progress.is_due(recipe.checkpoint.every_steps):
                 save_checkpoint(parts, progress, loss, norm)
@@ -301,6 +304,8 @@ def seed_dropout(parts: Parts, step: int, index: int) -> None:
 def report_step(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
     """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
     progress.loss = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
+    if progress.first_loss is None:
+        progress.first_loss = progress.loss
     record = {
         "step": progress.step,
         "loss": progress.loss,
@@ -351,6 +356,8 @@ def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None
         tell = partial(parts.heartbeat.set_phase, EVALUATION)
         progress.eval_loss = parts.evaluation.loss(parts.strategy, parts.eval_autocast, tell)
         seconds = round(time.monotonic() - began, 6)
+    if progress.first_eval_loss is None:
+        progress.first_eval_loss = progress.eval_loss
     progress.lowest = parts.best.note(progress.step, progress.eval_loss)
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
 

@@ -86,6 +86,7 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
 def learning_rate(optimizer: Optimizer, schedule: Schedule, steps: int) -> Callable[[int], float]:
     """The learning rate for each step, counted from 0; it reaches peak x `min_lr_ratio` at the last one."""
     warmup = 0 if schedule.name == "constant" else schedule.warmup_steps
+    warmup = math.ceil(steps * warmup) if 0 < warmup < 1 else int(warmup)
     peak, lowest, shape = optimizer.lr, optimizer.lr * schedule.min_lr_ratio, SHAPES[schedule.name]
     decay_steps = max(1, steps - 1 - warmup)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.tokenizer import Encoder, tokenizer_files
+from trainkit.data.chats import ChatTemplate
+from trainkit.data.look import tokenizer_files
+from trainkit.data.tokenizer import Encoder, Tokenizer, open_encoder
 from trainkit.errors import first_line
 from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.schema.data import BYTES
 
 _ANSWER = "trainkit-answer"  # in the place of an answer, to see what a template writes behind it
 
@@ -24,30 +28,48 @@ class PromptError(ValueError):
 def tokenizer_folder(recipe: Recipe) -> Path | None:
     """The folder of the tokenizer that a run is trained with; None where bytes are tokens, or ids are ready-made."""
     named = getattr(recipe.data, "tokenizer", None)
-    if named is None and isinstance(recipe.model, HfModel):
-        named = recipe.model.path
-    return Path(named) if named is not None and tokenizer_files(Path(named)) else None
+    if named is None and isinstance(recipe.model, HfModel) and recipe.data.kind not in ("text", "dataset"):
+        named = recipe.model.path  # of ready-made ids: they are most likely the model's own
+    return Path(named) if named not in (None, BYTES) and tokenizer_files(Path(named)) else None
 
 
 def is_of_bytes(recipe: Recipe) -> bool:
-    """Whether a run makes each byte of its texts a token."""
-    return tokenizer_folder(recipe) is None and getattr(recipe.data, "tokens_field", None) is None and (
-        recipe.data.kind in ("text", "jsonl", "dataset")
-    )  # fmt: skip
+    """Whether a run makes each byte of its texts a token; rows of ready-made ids have none either."""
+    ids = "input_ids" in getattr(recipe.data, "columns", ())
+    return tokenizer_folder(recipe) is None and recipe.data.kind in ("text", "dataset") and not ids
 
 
-def is_on_chats(recipe: Recipe) -> bool:
-    """Whether a run is trained on chats, in its tokenizer's template."""
-    return getattr(recipe.data, "messages_field", None) is not None
+def chosen_template(recipe: Recipe) -> str:
+    """The chat template that a run has chosen in place of its tokenizer's; empty where it has chosen none.
+
+    Without the marks of what is learned, which only few programs know.
+    """
+    chosen, folder = getattr(recipe.data, "chat_template", None), tokenizer_folder(recipe)
+    encoder = open_encoder(str(folder)) if chosen not in (None, "none") and folder else None
+    if not isinstance(encoder, Tokenizer):
+        return ""
+    return _MARKS.sub("", ChatTemplate.of(encoder.inner, chosen).source)
+
+
+def encoder_of(recipe: Recipe, *, chats: bool = True) -> Encoder:
+    """The encoder of a run, with the template that it was trained with. chats: whether its prompts go through one."""
+    folder = tokenizer_folder(recipe)
+    encoder = open_encoder(str(folder) if folder else None)
+    if isinstance(encoder, Tokenizer) and (not chats or (template := chosen_template(recipe))):
+        encoder.inner.chat_template = template if chats else None
+    return encoder
+
+
+_MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
 def has_template(encoder: Encoder) -> bool:
-    return bool(getattr(_inner(encoder), "chat_template", None))
+    return isinstance(encoder, Tokenizer) and encoder.has_template
 
 
 def _inner(encoder: Encoder) -> Any:
     """The tokenizer of transformers; None for bytes."""
-    return getattr(encoder, "_inner", None)
+    return getattr(encoder, "inner", None)
 
 
 def prompt_ids(encoder: Encoder, row: Mapping[str, Any], *, system: str = "", plain: bool = False) -> list[int]:

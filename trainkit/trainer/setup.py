@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import torch
 
 from trainkit.errors import TrainingError
 from trainkit.heartbeat import DATA, FORWARD, Heartbeat
-from trainkit.recipe.schema import Fsdp, Recipe
-from trainkit.recipe.schema.model import quantized_bits
+from trainkit.recipe.schema import Fsdp, HfModel, Recipe
+from trainkit.recipe.schema.model import quantized_bits, task_of
 from trainkit.text import join_names, pluralize
 from trainkit.trainer.auto_batch import FoundMicroBatch, ModelCopy, find_micro_batch
-from trainkit.trainer.checkpoint.manifest import Identity
+from trainkit.trainer.checkpoint.manifest import Identity, as_decided, read_manifest
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.data import SOURCES
 from trainkit.trainer.data.loader import Transfer
@@ -75,8 +75,14 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
         be_deterministic()
+    left = recipe.data.sequence_length == "auto" or task_of(recipe) == "sequence_classification"
+    if settings.resume is not None and left:  # as it was before, though the data may have grown
+        recipe = as_decided(recipe, read_manifest(settings.resume))
     source = SOURCES[recipe.data.kind](recipe, settings.run_dir)
-    order = SampleOrder(recipe.train.seed, None if source.stream else len(source.train), settings.batch.global_)
+    recipe = decided(recipe, source)
+    settings = replace(settings, recipe=recipe)
+    samples = None if source.stream else len(source.train)
+    order = SampleOrder(recipe.train.seed, samples, settings.batch.global_, drawn=source.draws)
     steps = number_of_steps(recipe, order)
     require_agreement(
         settings, source, steps, world
@@ -88,7 +94,12 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     # Parameters and FLOPs are counted before the strategy shards the model.
     parameters, work = Parameters.of(model), training_flops(model, settings, device)
     strategy = STRATEGIES[kind].build(model, settings, world, device)
-    identity = Identity(kind, world.size, settings.training_digest, source.encoder.fingerprint, model.base)
+    known = {"content": source.facts.get("content"), "sequence_length": recipe.data.sequence_length,
+             "target_length": getattr(recipe.data, "target_length", None),
+             "labels": source.labels.names if source.labels else (),
+             "num_labels": model.labels, "chats": source.facts.get("chats")}  # fmt: skip
+    data = {name: value for name, value in known.items() if value not in (None, ())}
+    identity = Identity(kind, world.size, settings.training_digest, source.encoder.fingerprint, model.base, data)
     heartbeat = heartbeat or Heartbeat()
     if STRATEGIES[kind].hooks:  # the forward pass gathers weights from other ranks, and is no time of this rank's own
         heartbeat.own(DATA, computes=FORWARD)
@@ -115,6 +126,22 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
         transfer=Transfer(device),
         heartbeat=heartbeat,
     )
+
+
+def decided(recipe: Recipe, source: Source) -> Recipe:
+    """The recipe with what it leaves to the data: lengths, and the number of labels of a new classifier's head."""
+    data, model = recipe.data, recipe.model
+    if source.lengths is not None:
+        length, target = source.lengths
+        changed = {"sequence_length": length} | ({"target_length": target} if hasattr(data, "target_length") else {})
+        data = data.model_copy(update=changed)
+    if source.labels is not None and isinstance(model, HfModel) and "num_labels" not in model.config:
+        from trainkit.trainer.models.hf import has_head
+
+        count = max(2, source.labels.highest + 1, len(source.labels.names))
+        if not has_head(model):
+            model = model.model_copy(update={"config": {**model.config, "num_labels": count}})
+    return recipe.model_copy(update={"data": data, "model": model})
 
 
 def number_of_steps(recipe: Recipe, order: SampleOrder) -> int:
@@ -159,7 +186,7 @@ def agreed_values(settings: Settings, source: Source, steps: int) -> Mapping[str
         "data": f"{source.description}, {len(source.train)} samples, {dict(source.facts)}",
         "evaluation": f"{line(recipe.eval)} eval_micro={batch.eval_micro} {settings.eval_dtype}",
         "logging.every_steps": recipe.logging.every_steps,
-        "checkpoint": line(recipe.checkpoint, "every_steps", "keep_best", "asynchronous"),
+        "checkpoint": line(recipe.checkpoint, "at_end", "every_steps", "keep_best", "asynchronous"),
         "checkpoint.push_to_hub": line(recipe.checkpoint.push_to_hub),
         "checkpoint to resume": str(settings.resume),
         "predict": line(recipe.predict),
@@ -175,11 +202,12 @@ def checkpoint_folder(settings: Settings, world: World) -> Path | None:
     if all(seen):
         return folder / "checkpoints"
     # Without checkpoints to write, a run needs no shared folder.
-    if settings.recipe.checkpoint.every_steps or settings.recipe.checkpoint.push_to_hub.repo is not None:
+    asked = settings.recipe.checkpoint
+    if asked.at_end or asked.every_steps or asked.push_to_hub.repo is not None:
         blind = _ranks([rank for rank, sees in enumerate(seen) if not sees])
         raise TrainingError(
             f"checkpoints go to the run directory of rank 0, {folder}, and {blind} cannot see it",
-            hint="set output.root to a folder that all nodes share, or checkpoint.every_steps to 0 without push_to_hub",
+            hint="set output.root to a folder that all nodes share, or checkpoint.at_end to false to save nothing",
         )
     return None
 

@@ -12,6 +12,7 @@ from trainkit.errors import UsageError
 from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
+from trainkit.recipe.implied import ROWS
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
@@ -270,11 +271,10 @@ def _launchers(view: View) -> Iterator[AnswerOption]:
 # What it trains on.
 
 # By the ending of a file: the kind of data that reads it.
-DATA_KINDS: Mapping[str, str] = {".jsonl": "jsonl", ".npy": "tokens"}
+DATA_KINDS: Mapping[str, str] = {".npy": "tokens"}
 WILD = frozenset("*?[")
-# What `save_to_disk` of Hugging Face's datasets leaves in a folder, and what else that kind of data reads.
+# What `save_to_disk` of Hugging Face's datasets leaves in a folder, and what that kind of data reads.
 SAVED = ("dataset_dict.json", "state.json")
-ROWS = (".parquet", ".jsonl")
 
 
 def _read_data(view: View, text: str) -> Read:
@@ -285,7 +285,7 @@ def _read_data(view: View, text: str) -> Read:
     wild = next((index for index, part in enumerate(parts) if WILD & {*part}), len(parts))
     pattern = "/".join(parts[wild:])
     folder = "/".join(parts[:wild]) or ("/" if text.startswith("/") else ".")
-    if pattern.endswith(ROWS) or any(view.files.exists(absolute(f"{text}/{name}", view.cwd)) for name in SAVED):
+    if ROWS.search(pattern) or any(view.files.exists(absolute(f"{text}/{name}", view.cwd)) for name in SAVED):
         return {"data.kind": "dataset", "data.path": folder}, view.meaning("data.kind", "dataset")
     if pattern:
         return {"data.kind": "text", "data.path": folder, "data.include": pattern}, "every file that fits the pattern"
@@ -296,6 +296,7 @@ def _read_data(view: View, text: str) -> Read:
     except OSError:
         pass  # the planner says what is wrong with a file
     kind = next((kind for ending, kind in DATA_KINDS.items() if text.endswith(ending)), "text")
+    kind = "dataset" if ROWS.search(text) else kind
     return {"data.kind": kind, "data.path": text}, view.meaning("data.kind", kind)
 
 

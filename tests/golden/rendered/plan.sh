@@ -181,6 +181,7 @@ predict:
   split: none
   tokens: 0
 checkpoint:
+  at_end: true
   every_steps: 0
   keep: 2
   keep_best: false

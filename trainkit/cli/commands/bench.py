@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # A variant that went on from another's checkpoint would measure nothing.
 AFRESH = "checkpoint.resume=never"
+NO_SAVE = "checkpoint.at_end=false"  # a bench measures, and keeps no model
 NO_UPLOAD = "checkpoint.push_to_hub!={}"  # nor is what it has trained for others
 
 
@@ -115,15 +116,16 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
     said: set[str],
     variant: str | None,
 ) -> Resolved:
-    """A recipe or variant that uploads nothing, which is said of each repository that it would have gone to."""
+    """A recipe or variant that keeps no model and uploads nothing, which is said of each repository."""
     found = resolve_request(recipe, overrides, presets, context.obj, variant)
     repo = found.recipe.checkpoint.push_to_hub.repo
-    if repo is None:
-        return found
-    if repo not in said:
-        sys.stderr.write(one_line(f"note: bench uploads nothing to {repo}") + "\n")
-        said.add(repo)
-    return resolve_request(recipe, (*overrides, NO_UPLOAD), presets, context.obj, variant)
+    others = [NO_SAVE] if found.recipe.program.kind == "builtin" and found.recipe.checkpoint.at_end else []
+    if repo is not None:
+        others.append(NO_UPLOAD)
+        if repo not in said:
+            sys.stderr.write(one_line(f"note: bench uploads nothing to {repo}") + "\n")
+            said.add(repo)
+    return resolve_request(recipe, (*overrides, *others), presets, context.obj, variant) if others else found
 
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:

@@ -17,7 +17,7 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import MACHINES, MODELINE, FileSystem, modeline, write_file
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Force, Json, On, Presets, Variant
-from trainkit.cli.pipeline import no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
+from trainkit.cli.pipeline import look_at_data, no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.files import is_there
 from trainkit.recipe.secrets import mask_words
@@ -157,12 +157,13 @@ def refused_inputs(resolved: Resolved) -> list[Diagnostic]:
     from trainkit.rule import check
     from trainkit.tools.builtin.inputs import INPUT_RULES
 
-    asked = Asked(resolved, {})
+    seen = look_at_data(resolved)
+    asked = Asked(resolved, {}, seen=seen)
     if resolved.recipe.model.kind == "hf":
         from trainkit.machine.host import probe_packages, transformers_architectures
 
         if packages := probe_packages()["packages"]:
-            asked = Asked(resolved, packages, transformers_architectures())
+            asked = Asked(resolved, packages, transformers_architectures(), seen)
     return check(INPUT_RULES, asked)
 
 

@@ -132,7 +132,11 @@ DECIDED_BY_THE_PLAN: Mapping[str, Callable[[Plan], object]] = {
 def render_all(resolved: Resolved) -> str:
     """Every key that some layer gives, with its winner."""
     winners = ((key, entries[-1]) for key, entries in resolved.history.items() if entries and not entries[-1].dropped)
-    return "".join(f"{key} = {_shown(entry.value)}   {_place(entry)}\n" for key, entry in winners)
+    return "".join(f"{key} = {_shown(entry.value)}   {_place(entry)}{_why(entry)}\n" for key, entry in winners)
+
+
+def _why(entry: Entry) -> str:
+    return f" ({entry.note})" if entry.implied else ""
 
 
 def render(query: str, resolved: Resolved, planned: Planned) -> str:
@@ -178,7 +182,8 @@ def _history(key: str, resolved: Resolved, settings: Mapping[str, Any], plan: Pl
     for position, entry in enumerate(reversed(entries)):
         wins = position == 0 and not entry.dropped
         note = f" ({' '.join(entry.note.splitlines())})" if entry.note else ""
-        yield f"  {'given by' if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
+        how = "follows from" if entry.implied else "given by"
+        yield f"  {how if wins else 'beaten: ' + _shown(entry.value) + ' of'} {_place(entry)}{note}"
     if key in DECIDED_BY_THE_PLAN and (decided := DECIDED_BY_THE_PLAN[key](plan)) != settings[key]:
         yield "  the plan leaves it to the script" if decided == OPEN else f"  the plan makes it {_shown(decided)}"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from trainkit.launch_plan.model import Plan, Text, Variable
+from trainkit.launch_plan.model import Notice, Plan, Text, Variable
 from trainkit.launch_plan.render.shell import lines, quoted
 from trainkit.text import pluralize, wrapped
 
@@ -18,14 +18,46 @@ OWN = "the script's own"  # what nobody has given
 
 def render(plan: Plan, width: int = WIDTH) -> str:
     """Plain text of at most so many columns, except for longer single words."""
-    sections = (_head, _topology, _batch, _techniques, _commands, _preparations, _environment, _files, _job, _notices)
+    sections = (
+        _title,
+        _blockers,
+        _training,
+        _head,
+        _topology,
+        _batch,
+        _techniques,
+        _commands,
+        _preparations,
+        _environment,
+        _files,
+        _job,
+        _notices,
+    )
     return "\n".join("\n".join(section(plan, width)) + "\n" for section in sections if any(section(plan, width)))
+
+
+def _title(plan: Plan, width: int) -> Iterator[str]:
+    yield f"Plan of {plan.name}"
+
+
+def _blockers(plan: Plan, width: int) -> Iterator[str]:
+    """What stops the run comes before all that will not happen."""
+    if plan.blockers:
+        yield "This machine cannot run it"
+    yield from _each(plan.blockers, width)
+
+
+def _training(plan: Plan, width: int) -> Iterator[str]:
+    if plan.training:
+        yield "What is trained"
+    for label, words in plan.training:
+        yield from _wrapped(f"{label:<10}{words}", width, " " * 12)
 
 
 def _head(plan: Plan, width: int) -> Iterator[str]:
     resume = f"{plan.resume.path} (step {plan.resume.step})" if plan.resume.path else "nothing"
     restarts = f", restarted at most {plan.max_restarts} times" if plan.max_restarts else ""
-    yield f"Plan of {plan.name}"
+    yield "How"
     yield from _row("strategy", plan.strategy.kind, plan.strategy.reason, width)
     yield from _row("launcher", plan.launcher.kind, f"{plan.launcher.reason}{restarts}", width)
     yield from _row("program", plan.program.kind, plan.program.reason, width)
@@ -171,9 +203,14 @@ def _job(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _notices(plan: Plan, width: int) -> Iterator[str]:
-    if plan.notices:
+    others = [notice for notice in plan.notices if notice.severity != "blocker"]
+    if others:
         yield "Remarks"
-    ordered = sorted(plan.notices, key=lambda notice: SEVERITIES.index(notice.severity))
+    yield from _each(others, width)
+
+
+def _each(notices: Iterable[Notice], width: int) -> Iterator[str]:
+    ordered = sorted(notices, key=lambda notice: SEVERITIES.index(notice.severity))
     for notice, following in zip_longest(ordered, ordered[1:]):
         yield from _wrapped(f"{notice.severity}: {notice.what}", width)
         if notice.installs:  # a line to paste, once for all packages

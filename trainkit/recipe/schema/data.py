@@ -5,16 +5,24 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.schema.base import Count, ImportPath, Section, setting
+from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 _TOKENIZER = (
-    "Folder of a Hugging Face tokenizer, as `save_pretrained` writes it, relative to the working folder, or "
-    "the name of a "
-    "repository of the Hub; null makes each byte a token."
+    "Folder of a Hugging Face tokenizer, as `save_pretrained` writes it, relative to the working folder, or the name "
+    "of a repository of the Hub; null is that of `model.path`, and without one `bytes`, which makes each byte a token."
 )
+BYTES = "bytes"
 _TOKENIZER_REVISION = (
     "Branch, tag or commit of a `tokenizer` on the Hub; null is `main`, or `model.revision` for that of the model."
+)
+_VALIDATION_PATH = "Files to evaluate on, as `path` names them; null holds out a share of the data."
+
+# What the columns of a row may be to the training, by the name that a column has by itself.
+ROLES = (
+    *("messages", "conversations", "tools", "system"),
+    *("instruction", "input", "output", "prompt", "completion", "source", "target"),
+    *("text", "label", "input_ids", "labels"),
 )
 
 
@@ -61,11 +69,22 @@ _FOLDER_OR_NAME = "give a folder as save_pretrained writes it, or a name of the 
 _NO_DATA = "check data.path, relative to the working folder; names of the Hub are for data.kind: dataset"
 
 
+Length = Literal["auto"] | Annotated[int, Field(ge=2, le=MOST)]
+
+
 class TextData(_Loaded):
     """Text files, one token per byte or those of a tokenizer."""
 
     kind: Literal["text"] = setting("text", "Text files.")
-    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME, here=True)
+    sequence_length: Length = setting(
+        128,
+        "Tokens per sample; `auto`, the default for a pretrained model, is 1024, or what the model can read if that is "
+        "less.",
+        unit="tokens",
+    )  # type: ignore[assignment]
+    tokenizer: str | None = setting(
+        None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME, words=(BYTES,), here=True
+    )
     tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
         "python-stdlib",
@@ -126,15 +145,28 @@ class TokensData(_Loaded):
             yield f"dtype must say how the numbers in {self.path} are written, for its name is not *.npy"
 
 
+Columns = dict[str, Annotated[str, Field(min_length=1)]]
+_COLUMNS = (
+    "Column of each part of a row whose name is another than the part's: `{prompt: question, completion: answer}`. The "
+    f"parts are {', '.join(ROLES)}; dots select from mappings (`translation.en`)."
+)
+
+
+def _unknown_roles(columns: Columns) -> Iterator[str]:
+    for role in columns:
+        if role not in ROLES:
+            yield f"columns has no part {role!r}: a row's parts are {', '.join(ROLES)}"
+
+
 class Mixed(Section):
     """One source of `data.mix`."""
 
     path: str | Annotated[list[str], Field(min_length=1)] = setting(
-        "", "Anything that `data.path` may name, or a single file of it.", reads="repository"
+        "", "Anything that `data.path` may name.", reads="repository"
     )
     weight: float = setting(1.0, "Its share of the samples, relative to the sum of all weights.", ge=0)
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
-    field: str | None = setting(None, "Field of the text in this source; null is `data.field`.", min_length=1)
+    columns: Columns = setting({}, "As `data.columns`, where this source's columns have other names.", lines=True)
     revision: str | None = setting(None, "As `data.revision`, for a `path` on the Hub.", min_length=1)
     subset: str | None = setting(None, "As `data.subset`.", min_length=1)
 
@@ -146,73 +178,99 @@ class Mixed(Section):
     def _contradictions(self) -> Iterator[str]:
         if not self.path:
             yield "path must name the data of each source of mix"
+        yield from _unknown_roles(self.columns)
 
 
-class _Rows(_Loaded):
-    """Settings of sources whose samples come from rows with named fields."""
+class DatasetData(_Loaded):
+    """Rows: chats, prompts with answers, texts, labelled texts, sources with targets, or token ids.
 
-    tokenizer: str | None = setting(None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME, here=True)
-    tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
-    field: str = setting(
-        "text",
-        "Field of the text; dots select from mappings (`translation.en`), in all settings for fields.",
+    From JSON lines, JSON arrays, CSV, TSV, parquet or Arrow, plain or compressed, or folders of them, or the Hub.
+    """
+
+    required = ("path", "a file of rows or a folder of them, or mix several")
+
+    kind: Literal["dataset"] = setting("dataset", "Rows: chats, prompts with answers, texts, labelled texts.")
+    path: str | Annotated[list[str], Field(min_length=1)] = setting(
+        "",
+        "A file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow, also with .gz or .zst), a folder of them or one "
+        "of `save_to_disk`, or a list of such, relative to the working folder; or the name of a repository of the "
+        "Hub, if there is no such folder.",
+        reads="repository",
+        missing=_NO_DATA,
+    )
+    revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
+    subset: str | None = setting(
+        None, "Subset (config) of a data set that has several, by its README.md; null is the default one.", min_length=1
+    )
+    split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
+    validation_path: str | Annotated[list[str], Field(min_length=1)] | None = setting(
+        None, _VALIDATION_PATH, reads="path", missing=_NO_DATA
+    )
+    validation_split: str | None = setting(
+        None,
+        "Split to evaluate on; null is `validation`, else a share of the training split; for a stream its first rows.",
         min_length=1,
     )
-    prompt_field: str | None = setting(
+    validation_fraction: float = setting(
+        0.05, "Share of the rows held out for evaluation, drawn by `split_seed`.", gt=0, lt=1
+    )
+    split_seed: int = setting(
+        0, "Seed of the rows that are held out; with each seed equal rows are on the same side.", ge=0, lt=2**63
+    )
+    columns: Columns = setting({}, _COLUMNS, lines=True)
+    tokenizer: str | None = setting(
+        None, _TOKENIZER, reads="repository", missing=_FOLDER_OR_NAME, words=(BYTES,), here=True
+    )
+    tokenizer_revision: str | None = setting(None, _TOKENIZER_REVISION, min_length=1)
+    chat_template: str | None = setting(
         None,
-        "Field of the prompt that the text answers; it is read but not predicted: the loss is on answers only. For "
-        "model.task seq2seq_lm it is the source, and the text is the target.",
+        "How a chat becomes one text: `chatml`, `llama3` or `alpaca`, a file with a Jinja template, or `none` for "
+        "prompts and completions as they are; null is the tokenizer's own.",
+        reads="file",
+        missing="name a file with a Jinja template, or chatml, llama3 or alpaca",
+        words=("chatml", "llama3", "alpaca", "none"),
         min_length=1,
+    )
+    sequence_length: Length = setting(
+        128,
+        "Tokens per sample; what is longer is cut, and counted. `auto`, the default for a pretrained model, is what 99 "
+        "of 100 rows fit into, in multiples of 64, and at most what the model can read.",
+        unit="tokens",
+    )  # type: ignore[assignment]
+    target_length: Literal["auto"] | Count | None = setting(
+        None, f"{_TARGET_LENGTH} `auto` is as for sequence_length.", unit="tokens"
     )
     prompt_prefix: str | None = setting(
         None,
-        "Text before each prompt, and before sample.prompt (such as `summarize: ` for t5).",
+        "Text before each prompt or source, and before sample.prompt (such as `summarize: ` for t5).",
         lines=True,
         min_length=1,
     )
-    target_length: Count | None = setting(None, _TARGET_LENGTH, unit="tokens")
     padding: Literal["longest", "max_length"] = setting(
         "longest",
         "Padding of sources and targets for model.task seq2seq_lm. `longest`: to the longest that a rank has "
         "in a step, in multiples of 8. `max_length`: to sequence_length and target_length.",
-    )
-    messages_field: str | None = setting(
-        None,
-        "Field of a chat instead of a text: a list of {role, content}, formatted by the tokenizer's chat template; "
-        "only the assistant's answers are predicted.",
-        min_length=1,
-    )
-    tokens_field: str | None = setting(None, "Field of a list of token ids instead of a text.", min_length=1)
-    targets_field: str | None = setting(
-        None, "Field of target ids, as many as in `tokens_field`; -100 is not predicted.", min_length=1
-    )
-    label_field: str | None = setting(
-        None,
-        "Field of the label, for model.task sequence_classification: a number from 0 on, or a name.",
-        min_length=1,
     )
     labels: list[str] = setting([], "Names of the labels, from 0 on; empty sorts the names in the data.")
     skip_empty: bool = setting(
         False,
         "Skip rows whose text, prompt, chat or token ids are empty or null; `false` ends the run at the first.",
     )
-    packing: bool = setting(
-        True,
-        "Fill samples with texts end to end, without padding: attention covers earlier texts of the sample. `false` "
-        "makes each text a sample, cut or padded; labelled texts, and "
-        "sources with targets, always are.",
+    packing: Literal["auto", "isolated", "dense", "none"] = setting(
+        "auto",
+        "How texts fill samples. `isolated`: several whole texts in one, each with its own positions and attention, in "
+        "other company in each epoch. `dense`: texts end to end, cut wherever a sample is full, with attention to the "
+        "earlier ones, as in pretraining. `none`: each text is a sample, padded. `auto` is `isolated` where the model "
+        "can keep texts apart, for masked models `dense`, for labelled texts and sources with targets `none`.",
     )
-    validation_fraction: float = setting(
-        0.05, "Share of the samples held out for evaluation, from their end.", gt=0, lt=1
+    streaming: bool = setting(
+        False, "Read rows during training, for data larger than the disk's room for token ids; requires `train.steps`."
     )
-    streaming: bool = setting(False, "Read rows during training, for data larger than memory; requires `train.steps`.")
     mix: list[Mixed] = setting(
         [],
         "Several sources instead of `path`, each with a weight; requires `streaming`.",
         reads="repository",
-        missing="check its paths, relative to the working folder; names of the Hub are for data.kind: dataset, "
-        "one in each "
-        "path",
+        missing="check its paths, relative to the working folder; names of the Hub are one in each path",
     )
     shuffle_buffer: int = setting(
         1000,
@@ -228,87 +286,24 @@ class _Rows(_Loaded):
         unit="rows",
         ge=1,
     )
+    cache: str | None = setting(
+        None, "Folder of prepared data (token ids by content); null is the user's cache folder.", reads="output"
+    )
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
         if self.mix and not self.streaming:
             yield "mix requires streaming: true"
-        if self.mix and getattr(self, "path", None):
+        if self.mix and self.path:
             yield "path and mix each name the data: keep one"
         if self.mix and not sum(each.weight for each in self.mix):
             yield "the weights in mix sum to 0: at least one must be above"
-        whole = {"messages_field": self.messages_field, "tokens_field": self.tokens_field}
-        given = [name for name, value in whole.items() if value]
-        if self.field != "text":
-            given.append("field")
-        if len(given) > 1:
-            yield f"{' and '.join(given)} are each the whole of a sample: keep one"
-        if given and given != ["field"] and self.prompt_field:
-            yield f"prompt_field goes before a text, and {given[0]} is none"
-        if self.prompt_prefix and not self.prompt_field:
-            yield "prompt_prefix goes before a prompt: it requires prompt_field"
-        if self.messages_field and not self.tokenizer:
-            yield "messages_field needs the chat template of a tokenizer: name its folder in tokenizer"
-        if self.targets_field and not self.tokens_field:
-            yield "targets_field requires tokens_field"
-        if self.labels and not self.label_field:
-            yield "labels requires label_field, whose values they name"
-        if self.label_field and (self.prompt_field or self.messages_field or self.targets_field):
-            yield "label_field labels a text or its token ids: it goes with field or tokens_field alone"
-        if (self.messages_field or self.tokens_field) and any(each.field for each in self.mix):
-            yield "field in mix is for texts, and messages_field or tokens_field is given"
-
-
-class JsonlData(_Rows):
-    """Rows in JSON lines: texts, prompts with answers, chats, or labelled texts. Held in memory, unless streamed."""
-
-    required = ("path", "a file of JSON lines, or mix several")
-
-    kind: Literal["jsonl"] = setting("jsonl", "Rows in JSON lines: texts, prompts with answers, chats, labelled texts.")
-    path: str | Annotated[list[str], Field(min_length=1)] = setting(
-        "",
-        "A file with a JSON object per line, or a list of such files, relative to the working folder.",
-        reads="file",
-        missing=_NO_DATA,
-    )
-
-    def _contradictions(self) -> Iterator[str]:
-        yield from super()._contradictions()
-        for name in ("split", "subset", "revision"):
-            if any(getattr(each, name) for each in self.mix):
-                yield f"{name} in mix is for kind: dataset, and files of JSON lines have none"
-
-
-class DatasetData(_Rows):
-    """A Hugging Face data set, in a local folder or on the Hub. Held in memory as tokens, unless it is streamed."""
-
-    required = ("path", "the folder of the data set, or mix several")
-
-    kind: Literal["dataset"] = setting("dataset", "A Hugging Face data set in a local folder, or on the Hub.")
-    path: str = setting(
-        "",
-        "The folder, relative to the working folder: from `save_to_disk`, or with parquet files or JSON lines; "
-        "or the name "
-        "of a repository of the Hub, if there is no such folder.",
-        reads="repository",
-        missing=_NO_DATA,
-    )
-    revision: str | None = setting(None, "Branch, tag or commit of a `path` on the Hub; null is `main`.", min_length=1)
-    subset: str | None = setting(
-        None, "Subset (config) of a data set that has several, by its README.md; null is the default one.", min_length=1
-    )
-    split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
-    validation_split: str | None = setting(
-        None,
-        "Split to evaluate on; null is `validation`, else the end of the training split; for a stream its first rows.",
-        min_length=1,
-    )
-
-    def _contradictions(self) -> Iterator[str]:
-        yield from super()._contradictions()
         for name in ("split", "subset", "revision"):
             if self.mix and getattr(self, name):
                 yield f"{name} is each source's own in mix: set it there"
+        if self.validation_path and self.validation_split:
+            yield "validation_path and validation_split each name the rows to evaluate on: keep one"
+        yield from _unknown_roles(self.columns)
 
 
 class TargetData(_Loaded):
@@ -338,4 +333,4 @@ class TargetData(_Loaded):
     )
 
 
-Data = Annotated[TextData | RandomData | TokensData | JsonlData | DatasetData | TargetData, Field(discriminator="kind")]
+Data = Annotated[TextData | RandomData | TokensData | DatasetData | TargetData, Field(discriminator="kind")]

@@ -1,6 +1,6 @@
 """The model section: a tagged union on `kind`, one class per family of models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -158,15 +158,23 @@ class Peft(Section):
 Model = Annotated[GptModel | HfModel | TargetModel, Field(discriminator="kind")]
 
 
-def is_packed(recipe: Any) -> bool:
-    """Whether texts fill samples end to end: some tasks make a sample of each row, whatever `data.packing` says."""
-    apart = isinstance(recipe.model, HfModel) and recipe.model.task in ("sequence_classification", "seq2seq_lm")
-    return bool(recipe.data.packing) and not apart
+def task_of(recipe: Any) -> str:
+    """The task of a recipe's model; the native one predicts the next token."""
+    return recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
 
 
-def is_packed_stream(recipe: Any) -> bool:
-    """Whether every process that reads has to turn all rows into tokens, to know where its samples begin."""
-    return getattr(recipe.data, "streaming", False) and is_packed(recipe)
+# Settings of a config.json that say how many tokens a model can read at once.
+_PLACES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
+
+
+def places_of(settings: Mapping[str, Any]) -> int | None:
+    """How many tokens a model can read at once, by its config.json; None where nothing says it.
+
+    Of T5, which has relative positions, `n_positions` says only how long the samples of its own training were.
+    """
+    names = _PLACES[:1] if settings.get("is_encoder_decoder") else _PLACES
+    found = (settings.get(name) for name in names)
+    return next((size for size in found if isinstance(size, int) and size > 0), None)
 
 
 def quantized_bits(recipe: Any) -> int:

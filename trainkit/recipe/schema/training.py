@@ -156,7 +156,12 @@ class Schedule(Section):
     name: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
         "cosine", "Shape after warm-up; `constant` has no warm-up.", flag="lr_scheduler_type"
     )
-    warmup_steps: int = setting(0, "Steps of linear warm-up.", unit="steps", ge=0, flag="warmup_steps")
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST)] | Annotated[float, Field(gt=0, lt=1)] = setting(
+        0,
+        "Steps of linear warm-up; a number below 1 is a share of all steps, rounded up.",
+        unit="steps",
+        flag="warmup_steps",
+    )
     min_lr_ratio: float = setting(0.1, "Final learning rate over the peak.", ge=0, le=1)
 
 
@@ -261,9 +266,12 @@ class PushToHub(Section):
 class Checkpoint(Section):
     """Saving and resuming."""
 
+    at_end: bool = setting(
+        True, "Save when the run ends: at its last step, when it stops early, and when it is stopped by a signal."
+    )
     every_steps: int = setting(
         0,
-        "Save every so many steps, and at the end; 0 is only on SIGUSR1.",
+        "Save every so many steps, and at the end; 0 is at the end alone, by `at_end`, and on SIGUSR1.",
         unit="steps",
         ge=0,
         flag="save_steps",

@@ -184,6 +184,7 @@ def build_summary(
     return {
         **result,
         **own,
+        **({"training": dict(plan.training)} if plan.training else {}),
         "exit_code": verdict.exit_code,
         "failure": verdict.failure,
         "why": verdict.why,
@@ -262,10 +263,38 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
         ]
         shown = table(row for row in rows if row[1]).rstrip("\n")
         # A model may generate escape sequences, which the terminal must not obey.
-        sample = str(summary.get("sample") or "")
-        return strip_control(f"{shown}\n\nSample of generated text:\n{sample}" if sample else shown)
+        sample, outcome = str(summary.get("sample") or ""), list(_outcome(summary, run_dir))
+        parts = [shown, f"Sample of generated text:\n{sample}" if sample else "", table(outcome).rstrip("\n")]
+        return strip_control("\n\n".join(part for part in parts if part))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return strip_control(f"{run_dir / 'summary.json'} is damaged ({type(error).__name__}: {error})")
+
+
+def _outcome(summary: Summary, run_dir: Path) -> Iterator[tuple[str, str]]:
+    """In five lines what has been trained on what, with what success, where the model is, and how it is used."""
+    training, data = summary.get("training"), summary.get("data")
+    if not isinstance(training, Mapping) or not data or not _has_stepped(summary):
+        return
+    yield "Trained", f"{training.get('model')}: {str(training.get('method')).partition(';')[0]}, on {data}"
+    losses = [_from_to(summary, "first_loss", "final_loss"), _from_to(summary, "first_eval_loss", "eval_loss")]
+    shown = [f"{name} {found}" for name, found in zip(("loss", "evaluation loss"), losses, strict=True) if found]
+    if shown:
+        yield "Success", ", ".join(shown)
+    best = summary.get("best_step")
+    if best is not None:
+        yield "Best", f"step {best}, evaluation loss {summary.get('best_eval_loss'):.4f}"
+    saved = summary.get("saved")
+    yield "Model", str(run_dir / str(saved)) if saved else "not saved (checkpoint.at_end is false)"
+    if saved:
+        yield "Use it", f"trainkit generate {run_dir}"
+        yield "", f"trainkit export {run_dir} FOLDER"
+
+
+def _from_to(summary: Summary, first: str, last: str) -> str:
+    """``5.7701 → 4.1234``; the last alone where nothing was measured before."""
+    values = [summary.get(name) for name in (first, last)]
+    known = [f"{value:.4f}" for value in values if isinstance(value, int | float)]
+    return " → ".join(known if len({*known}) > 1 else known[-1:])
 
 
 def _has_stepped(summary: Summary) -> bool:

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainkit.data.formats import CAUSAL, PROMPTED
 from trainkit.errors import Diagnostic, warning
 from trainkit.lora import NO_LORA, SAME, differing
 from trainkit.recipe.hub_name import is_repository
 from trainkit.recipe.resolved import Asked, Resolved
-from trainkit.recipe.schema import GptModel, HfModel
-from trainkit.recipe.schema.model import quantized_bits
+from trainkit.recipe.schema import DatasetData, GptModel, HfModel
+from trainkit.recipe.schema.data import BYTES
+from trainkit.recipe.schema.model import quantized_bits, task_of
 from trainkit.recipe.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from trainkit.data.seen import SeenData
     from trainkit.launch_plan.context import Context
     from trainkit.launch_plan.rules import InputRule
 
@@ -154,7 +157,7 @@ def _of_task(resolved: Resolved, name: str) -> Iterator[Diagnostic]:
         hint = "set it to that of the tokenizer, or to its end of text where it has none; for bytes to 0"
         why = "a classifier reads the last token of a text, and cannot tell where it ends"
         yield resolved.error("model.config", what, hint, why=why)
-    bytes_alone = data.kind in ("jsonl", "dataset") and getattr(data, "tokenizer", None) is None
+    bytes_alone = data.kind == "dataset" and getattr(data, "tokenizer", None) in (None, BYTES)
     if name in ENDED and (data.kind == "random" or bytes_alone):
         what = f"model.task sequence_classification: {name} reads the label at the token that ends a text"
         hint = "name the model's tokenizer in data.tokenizer, which ends texts with it, or take a model such as bert"
@@ -188,7 +191,7 @@ def _hint(tasks: Sequence[str]) -> str:
     if not tasks:
         return "choose another model: this one is for none of the tasks"
     if WRITING in tasks:
-        return f"set model.task: {WRITING}, with the source in data.prompt_field and the target in data.field"
+        return f"set model.task: {WRITING}, with rows of source and target"
     return f"set model.task: {' or '.join(tasks)}, or choose another model"
 
 
@@ -209,14 +212,62 @@ def architecture_notices(context: Context) -> Iterator[Diagnostic]:
         yield warning(what, "set precision: bf16, or fp32 on GPUs without units for it")
 
 
+def rows_can_be_learned_from(asked: Asked) -> Iterator[Diagnostic]:
+    """The first rows are of no format that the task knows, or a file is none that has rows."""
+    seen: SeenData | None = asked.seen
+    if seen is not None and seen.fault is not None:
+        what, hint = seen.fault
+        key = "data.columns" if "data.columns:" in what and getattr(asked.recipe.data, "columns", None) else "data.path"
+        yield asked.resolved.error(key, what, hint)
+    prefix = getattr(asked.recipe.data, "prompt_prefix", None)
+    if seen is not None and seen.form is not None and prefix and seen.form.name not in PROMPTED:
+        what = f"data.prompt_prefix goes before a prompt or a source, and the rows are {seen.form.described}"
+        yield asked.resolved.error("data.prompt_prefix", what, "remove it, or name the prompt's column in data.columns")
+
+
 def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:
-    """The recipe's data are chats, and its tokenizer is known to have no template."""
-    data = asked.recipe.data
-    if getattr(data, "messages_field", None) and asked.resolved.described.chats is False:
-        what = f"data.messages_field: the tokenizer {getattr(data, 'tokenizer', '')} has no chat template"
-        hint = "name the tokenizer of a chat model, or put a template beside its files, as chat_template.jinja"
-        why = "it says how a chat is written as one text"
-        yield asked.resolved.error("data.messages_field", what, hint, why=why)
+    """The rows are chats, and the tokenizer is known to have no template."""
+    data, seen = asked.recipe.data, asked.seen
+    form = seen.form.name if seen is not None and seen.form is not None else ""
+    if form not in ("messages", "conversations", "alpaca") or task_of(asked.recipe) != CAUSAL:
+        return
+    assert isinstance(data, DatasetData)
+    why, built_in = "a template says how a chat is written as one text", "data.chat_template: chatml, llama3 or alpaca"
+    if data.chat_template == "none" and form != "alpaca":
+        what = "data.chat_template none is for prompts with answers, and these rows are chats"
+        yield asked.resolved.error("data.chat_template", what, f"leave it out, or set {built_in}", why=why)
+    elif data.tokenizer in (None, BYTES):
+        what = f"the rows of data.path are {seen.form.described}, and bytes have no chat template"
+        yield asked.resolved.error("data.tokenizer", what, "name the tokenizer of a chat model", why=why)
+    elif data.chat_template is None and asked.resolved.described.chats is False:
+        what = (
+            f"the rows of data.path are {seen.form.described}, and the tokenizer {data.tokenizer} has no chat template"
+        )
+        hint = f"set {built_in}, or a file with one"
+        yield asked.resolved.error("data.chat_template", what, hint, why=why, at=asked.origin("data.path"))
+
+
+def tokenizer_fits_the_model(asked: Asked) -> Iterator[Diagnostic]:
+    """A tokenizer gives ids that the model has no row for."""
+    seen, rows = asked.seen, {**asked.resolved.described.model, **getattr(asked.recipe.model, "config", {})}
+    tokenizer = seen.tokenizer if seen is not None else None
+    known = rows.get("vocab_size") or getattr(asked.recipe.model, "vocab_size", None)
+    if tokenizer is not None and tokenizer.size and isinstance(known, int) and tokenizer.size > known:
+        what = f"data.tokenizer: {tokenizer.name} gives {tokenizer.size:,} ids, and the model has rows for {known:,}"
+        hint = "leave data.tokenizer out: the model's own is the default"
+        if isinstance(asked.recipe.model, GptModel):
+            hint = f"set model.vocab_size to {tokenizer.size} or more"
+        elif not getattr(asked.recipe.model, "path", None):
+            hint = f"set model.config.vocab_size to {tokenizer.size} or more"
+        yield asked.resolved.error("data.tokenizer", what, hint)
+
+
+def tokenizer_notices(context: Context) -> Iterator[Diagnostic]:
+    """A tokenizer whose ids a pretrained model does not know by these names."""
+    tokenizer, model = context.seen.tokenizer, context.recipe.model
+    if tokenizer is not None and tokenizer.own is False and isinstance(model, HfModel):
+        what = f"data.tokenizer {tokenizer.name} is not that of {model.path}: the model learns each token anew"
+        yield warning(what, "leave data.tokenizer out: the model's own is the default")
 
 
 def adapters_are_those_of_the_recipe(asked: Asked) -> Iterator[Diagnostic]:
@@ -234,4 +285,10 @@ def adapters_are_those_of_the_recipe(asked: Asked) -> Iterator[Diagnostic]:
             yield error("peft.path", what, SAME)
 
 
-INPUT_RULES: tuple[InputRule, ...] = (architecture_problems, chats_need_a_template, adapters_are_those_of_the_recipe)
+INPUT_RULES: tuple[InputRule, ...] = (
+    architecture_problems,
+    rows_can_be_learned_from,
+    chats_need_a_template,
+    tokenizer_fits_the_model,
+    adapters_are_those_of_the_recipe,
+)

@@ -52,7 +52,9 @@ def largest(strategy: str, ranks: int, memory: float, *, mixed: bool = True, who
 
 
 def format_parameters(parameters: float) -> str:
-    """`1.2 B` or `0.8 M`, cut and not rounded."""
+    """`1.2 B` or `0.8 M`, cut and not rounded; `41,120`."""
+    if parameters < 1e5:
+        return f"{int(parameters):,}"
     unit, name = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
     return f"{int(parameters / unit * 10) / 10:g} {name}"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from trainkit.errors import Diagnostic
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.rules import RecipeRule, RecipeTree
+from trainkit.recipe.schema.data import BYTES
 
 TASK = "seq2seq_lm"
 # Key -> its value where nobody has set it.
@@ -33,18 +34,7 @@ def pairs_for_encoder_decoders(context: RecipeTree) -> Iterator[Diagnostic]:
         return
     if kind in ("text", "tokens"):
         what = f"model.task {TASK} needs sources with targets, and data.kind {kind} has none"
-        hint = "choose data.kind: jsonl or dataset with data.prompt_field, or model.task: causal_lm"
-        yield context.error("model.task", what, hint)
-    if kind not in ("jsonl", "dataset"):
-        return
-    for key in ("data.messages_field", "data.tokens_field"):
-        if context.get(key):
-            what = f"{key} is one text, and model.task {TASK} learns to write one text for another"
-            yield context.error(key, what, "name the source in data.prompt_field and the target in data.field")
-            return
-    if not context.get("data.prompt_field"):
-        what = f"model.task {TASK} requires data.prompt_field, the field of the source"
-        yield context.error("data.prompt_field", what, "set it; data.field is that of the target")
+        yield context.error("model.task", what, "choose data.kind: dataset with rows of both, or model.task: causal_lm")
 
 
 def predictions_that_can_be_written(context: RecipeTree) -> Iterator[Diagnostic]:
@@ -56,7 +46,7 @@ def predictions_that_can_be_written(context: RecipeTree) -> Iterator[Diagnostic]
         yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", "remove it")
     elif context.get("data.kind") == "target":
         what = f"{key} needs texts to write, and of data.kind target the tokenizer is not known"
-        yield context.error(key, what, "choose data.kind: jsonl or dataset, or remove it")
+        yield context.error(key, what, "choose data.kind: dataset, or remove it")
     elif context.get("predict.split") == "none":
         yield context.error(key, f"{key} requires predict.split", "set predict.split: validation")
     elif strategy in ("fsdp", "zero3"):
@@ -66,16 +56,29 @@ def predictions_that_can_be_written(context: RecipeTree) -> Iterator[Diagnostic]
 
 def labels_for_classifiers(context: RecipeTree) -> Iterator[Diagnostic]:
     labelled = context.get("model.kind") == "hf" and context.get("model.task") == "sequence_classification"
-    if context.get("data.label_field") and not labelled:
-        what = "data.label_field is for model.task sequence_classification, which this model is not for"
-        yield context.error("data.label_field", what, "remove it, or choose model.kind: hf and that task")
+    columns = context.get("data.columns")
+    named = "data.columns" if isinstance(columns, Mapping) and "label" in columns else "data.labels"
+    if not labelled and (named == "data.columns" or context.get("data.labels")):
+        what = f"{named}: labels are for model.task sequence_classification, which this model is not for"
+        yield context.error(named, what, "remove them, or choose model.kind: hf and that task")
     kind = context.get("data.kind") if labelled else None
     if kind in ("text", "tokens"):
-        hint = "choose model.task: causal_lm, or data.kind: jsonl with data.label_field"
+        hint = "choose model.task: causal_lm, or data.kind: dataset with rows of text and label"
         yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)
-    if kind in ("jsonl", "dataset") and not context.get("data.label_field"):
-        what = "model.task sequence_classification requires data.label_field"
-        yield context.error("model.task", what, "set data.label_field, or choose model.task: causal_lm")
+
+
+def streams_know_lengths_late(context: RecipeTree) -> Iterator[Diagnostic]:
+    if context.get("data.streaming") is True:
+        for key in ("data.sequence_length", "data.target_length"):
+            if context.get(key) == "auto":
+                what = f"{key} is auto, and how long the texts of a stream are is not known before its end"
+                yield context.error(key, what, "write a number of tokens")
+
+
+def native_models_have_a_length(context: RecipeTree) -> Iterator[Diagnostic]:
+    if context.get("model.kind") == "gpt" and context.get("data.sequence_length") == "auto":
+        what = "data.sequence_length is auto, and a gpt has as many positions as that says"
+        yield context.error("data.sequence_length", what, "write a number of tokens")
 
 
 def streams_have_no_length(context: RecipeTree) -> Iterator[Diagnostic]:
@@ -108,11 +111,7 @@ def _changed(context: RecipeTree, key: str) -> bool:
 def masked_models_hide_tokens_themselves(context: RecipeTree) -> Iterator[Diagnostic]:
     if context.get("model.kind") != "hf" or context.get("model.task") != "masked_lm":
         return
-    for key in ("data.prompt_field", "data.messages_field", "data.targets_field"):
-        if context.get(key):
-            what = f"{key} says what is learned, and model.task masked_lm learns tokens that it hides itself"
-            yield context.error(key, what, "remove it, or choose model.task: causal_lm")
-    known = context.get("model.mask_token") is not None or context.get("data.tokenizer") is not None
+    known = context.get("model.mask_token") is not None or context.get("data.tokenizer") not in (None, BYTES)
     if not known and context.get("data.kind") != "target":
         what = "model.task masked_lm requires model.mask_token"
         hint = "set it, or name a tokenizer that has a mask token in data.tokenizer"
@@ -148,7 +147,9 @@ RULES: tuple[RecipeRule, ...] = (
     length_is_given,
     profile_fits_the_run,
     labels_for_classifiers,
+    native_models_have_a_length,
     streams_have_no_length,
+    streams_know_lengths_late,
     masked_models_hide_tokens_themselves,
     pairs_for_encoder_decoders,
     predictions_that_can_be_written,

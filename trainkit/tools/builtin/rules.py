@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainkit.data.formats import KEEPS_APART, is_packed_stream, packing_of
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optimizers
 from trainkit.machine.capability import AMPERE, VOLTA, fast_format, has_flash_attention, has_tensor_cores, named
 from trainkit.machine.facts import Gpu
 from trainkit.optimizers import MOMENTS, ZERO, optimizer
-from trainkit.recipe.schema import DatasetData, HfModel, JsonlData
-from trainkit.recipe.schema.model import is_packed_stream, quantized_bits
+from trainkit.recipe.schema import DatasetData, HfModel
+from trainkit.recipe.schema.model import quantized_bits
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.text import join_names, pluralize
-from trainkit.tools.builtin.inputs import architecture_notices
+from trainkit.tools.builtin.inputs import architecture_notices, tokenizer_notices
 from trainkit.tools.builtin.memory import memory_advice
 from trainkit.tools.compile_backends import compile_remarks, records_graphs
 
@@ -285,17 +286,17 @@ def masks_keep_flash_away(c: Context) -> Iterator[Diagnostic]:
     flash = c.device == "cuda" and c.dtype in ("bf16", "fp16") and has_flash_attention(c.cards)
     if not flash or attention not in ("auto", "sdpa"):
         return
-    if not isinstance(model, HfModel) or not isinstance(data, JsonlData | DatasetData):
+    if not isinstance(model, HfModel) or not isinstance(data, DatasetData):
         return
     labelled = model.task == "sequence_classification"
-    if model.task in ("causal_lm", "seq2seq_lm") or (data.packing and not labelled):
+    if model.task in ("causal_lm", "seq2seq_lm") or packing_of(c.recipe) != "none":
         return
     what = (
         f"texts shorter than data.sequence_length {data.sequence_length} are filled up, which takes an attention mask, "
         "and with a mask sdpa does not use its flash kernel"
     )
     remedy = "set efficiency.attention: flash_attention_2, which leaves padding out"
-    yield warning(what, remedy if labelled else f"{remedy}, or data.packing: true")
+    yield warning(what, remedy if labelled else f"{remedy}, or data.packing: dense")
 
 
 def flash_attention_needs_ampere(c: Context) -> Iterator[Diagnostic]:
@@ -335,10 +336,19 @@ def loader_processes_share_cores(c: Context) -> Iterator[Diagnostic]:
         yield warning(what, "set data.workers lower")
 
 
+def texts_are_kept_apart(c: Context) -> Iterator[Diagnostic]:
+    """Texts in one sample, which another type of model would let see one another."""
+    data, name = c.recipe.data, c.model_type
+    if isinstance(data, DatasetData) and data.packing == "isolated" and name and name not in KEEPS_APART:
+        what = f"data.packing isolated: {name} is not known to keep the texts of a sample apart"
+        hint = "set data.packing to none, or to dense where texts may see one another"
+        yield c.resolved.error("data.packing", what, hint)
+
+
 def streams(c: Context) -> Iterator[Diagnostic]:
     """The sources of a stream with their shares; and that packing has every process read all of it."""
     data = c.recipe.data
-    if not isinstance(data, JsonlData | DatasetData) or not data.streaming:
+    if not isinstance(data, DatasetData) or not data.streaming:
         return
     if data.mix:
         mix = [each for each in data.mix if each.weight]
@@ -351,7 +361,7 @@ def streams(c: Context) -> Iterator[Diagnostic]:
             "where a packed sample begins depends on all texts before, so that each of the "
             f"{processes} processes that read turns the whole stream into tokens"
         )
-        hint = "set data.workers to 1 at most; data.packing: false, or data.kind: tokens, spares the others' share"
+        hint = "set data.workers to 1 at most; data.packing: none, or data.kind: tokens, spares the others' share"
         yield note(what, hint)
 
 
@@ -453,6 +463,8 @@ RULES: tuple[PlanRule, ...] = (
     masks_keep_flash_away,
     streams,
     architecture_notices,
+    texts_are_kept_apart,
+    tokenizer_notices,
     tensor_core_advice,
     memory_advice,
     loader_processes_share_cores,

@@ -129,6 +129,7 @@ REFUSED: Table = {
         "add EarlyStoppingCallback in the script, and leave eval.patience out",
         0,
     ),
+    "checkpoint.at_end": unsupported("the script saves its model itself", "leave it out", True),
     "checkpoint.asynchronous": unsupported("Trainer waits for its checkpoints", "leave it out", False),
 }
 

@@ -20,7 +20,8 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit import lora
-from trainkit.data.tokenizer import Encoder, open_encoder, tokenizer_files
+from trainkit.data.look import tokenizer_files
+from trainkit.data.tokenizer import Encoder
 from trainkit.errors import TrainingError, TrainkitError
 from trainkit.files import read_json, write_json
 from trainkit.hub.cache import public_name
@@ -28,8 +29,9 @@ from trainkit.recipe.schema import GptModel, HfModel, Recipe, TargetModel
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.trainer.checkpoint.card import card
 from trainkit.trainer.checkpoint.gpt2 import byte_tokenizer, gpt2_config, gpt2_weights
-from trainkit.trainer.checkpoint.manifest import read_manifest, reason, refuse_damaged, refuse_other_base
+from trainkit.trainer.checkpoint.manifest import as_decided, read_manifest, reason, refuse_damaged, refuse_other_base
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
+from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import (
     add_adapters,
@@ -44,11 +46,12 @@ from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
 from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
 from trainkit.trainer.parallel.zero import TAG, import_deepspeed
-from trainkit.trainer.prompts import is_of_bytes, is_on_chats, stop_ids, tokenizer_folder
+from trainkit.trainer.prompts import chosen_template, encoder_of, is_of_bytes, stop_ids, tokenizer_folder
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
 
 WEIGHTS, CONFIG, CARD, GENERATION = "model.safetensors", "config.json", "README.md", "generation_config.json"
+TEMPLATE = "chat_template.jinja"
 MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
@@ -74,7 +77,7 @@ def export(
     with _whole(destination) as folder:
         if isinstance(recipe.model, HfModel):  # weights and config.json for `from_pretrained`
             if recipe.model.task == "sequence_classification":
-                name_labels(inner.config, label_names(recipe, checkpoint.absolute().parents[1]))
+                name_labels(inner.config, label_names(recipe, manifest))
             if recipe.model.task == "seq2seq_lm" and inner.generation_config.decoder_start_token_id is None:
                 inner.generation_config.decoder_start_token_id = inner.config.decoder_start_token_id
             own = Path(recipe.model.path or "") / GENERATION
@@ -126,10 +129,9 @@ def weights_format(recipe: Recipe) -> str:
     return "fp32"
 
 
-def label_names(recipe: Recipe, run: Path) -> Sequence[str]:
+def label_names(recipe: Recipe, manifest: Mapping[str, Any]) -> Sequence[str]:
     """The names of a classifier's labels, by number: those of the recipe, or that the run has found in its data."""
-    found = read_json(run / "result.json").get("corpus", {}).get("labels", "")
-    return getattr(recipe.data, "labels", ()) or tuple(filter(None, str(found).split(", ")))
+    return getattr(recipe.data, "labels", ()) or (manifest.get("data") or {}).get("labels", ())
 
 
 def name_labels(config: Any, names: Sequence[str]) -> None:
@@ -150,7 +152,7 @@ def _write_native(inner: Any, recipe: Recipe, manifest: Mapping[str, Any], folde
         seen.add(memory)
     model = recipe.model
     if isinstance(model, GptModel) and not model.moe.experts:
-        tensors, context = gpt2_weights(tensors), recipe.data.sequence_length
+        tensors, context = gpt2_weights(tensors), sample_length(recipe)
         end = _end_of_text(recipe)
         dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
         write_json(folder / CONFIG, gpt2_config(model, context, dtype, end))
@@ -165,8 +167,7 @@ def _write_native(inner: Any, recipe: Recipe, manifest: Mapping[str, Any], folde
 
 
 def _end_of_text(recipe: Recipe) -> int | None:
-    folder = tokenizer_folder(recipe)
-    ends = open_encoder(str(folder)).closing(final=True) if folder else []
+    ends = encoder_of(recipe).closing(final=True) if tokenizer_folder(recipe) else []
     return ends[-1] if ends else None
 
 
@@ -177,9 +178,12 @@ def _complete(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], checkpo
             target = folder / path.relative_to(source)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
+        if template := chosen_template(recipe):
+            (folder / TEMPLATE).write_text(template)
         drawn = isinstance(recipe.model, HfModel) and recipe.model.path is None  # so that nothing says how texts end
-        if (is_on_chats(recipe) or drawn) and (folder / GENERATION).exists():
-            _stop_at_answers(folder, open_encoder(str(source)))
+        chats = (manifest.get("data") or {}).get("chats")
+        if (chats or drawn) and (folder / GENERATION).exists():
+            _stop_at_answers(folder, encoder_of(recipe))
     elif is_of_bytes(recipe):
         for name, content in byte_tokenizer().items():
             write_json(folder / name, content)
@@ -236,7 +240,8 @@ def trained_model(
 
     base: False to leave out the base weights of adapters: they are then neither read nor kept in memory.
     """
-    manifest, recipe = read_manifest(checkpoint), _recipe(checkpoint)
+    manifest = read_manifest(checkpoint)
+    recipe = as_decided(_recipe(checkpoint), manifest)
     if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
         raise TrainingError(
             f"{checkpoint} belongs to a run whose model is custom code: model.target {recipe.model.target}",

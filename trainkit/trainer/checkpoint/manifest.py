@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json, read_whole
+from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.distributed import gather_from_ranks
@@ -33,6 +34,21 @@ class Identity:
     training_digest: str
     tokenizer: str = ""  # fingerprint of the tokenizer; the digest covers only its folder's name
     base: str = ""  # fingerprint of the base model, if only adapters are saved; empty without adapters
+    # What the data decided: `content` of the prepared rows, `sequence_length`, `target_length`, names of `labels`.
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_decided(recipe: Recipe, manifest: Mapping[str, Any]) -> Recipe:
+    """The recipe of a checkpoint with what it had left to the data: lengths, and the labels of a classifier's head."""
+    known, data, model = manifest.get("data") or {}, recipe.data, recipe.model
+    lengths = {
+        name: known[name]
+        for name in ("sequence_length", "target_length")
+        if getattr(data, name, None) == "auto" and isinstance(known.get(name), int)
+    }
+    if isinstance(model, HfModel) and isinstance(known.get("num_labels"), int) and "num_labels" not in model.config:
+        model = model.model_copy(update={"config": {**model.config, "num_labels": known["num_labels"]}})
+    return recipe.model_copy(update={"data": data.model_copy(update=lengths), "model": model})
 
 
 def complete(root: Path) -> list[Path]:

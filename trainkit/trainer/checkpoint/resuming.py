@@ -109,6 +109,9 @@ def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> 
     # Only a checkpoint given by its path can have other settings: `auto` looks for the same ones.
     if world.rank == 0 and manifest["training_digest"] != identity.training_digest:
         log.warning("%s was saved with other training settings; training continues with this run's", folder)
+    rows, own = (manifest.get("data") or {}).get("content"), identity.data.get("content")
+    if world.rank == 0 and rows and own and rows != own:
+        log.warning("%s was saved with other rows or another way to cut them: its steps saw other samples", folder)
     if world.rank == 0 and manifest.get("tokenizer", identity.tokenizer) != identity.tokenizer:
         log.warning("%s was saved with another tokenizer, so its weights expect other token ids", folder)
     return manifest

@@ -15,7 +15,6 @@ SOURCES: Registry[Callable[[Recipe, Path], Source]] = Registry(
         "text": "trainkit.trainer.data.text:open_source",
         "random": "trainkit.trainer.data.random:open_source",
         "tokens": "trainkit.trainer.data.tokens:open_source",
-        "jsonl": "trainkit.trainer.data.dataset:open_source",
         "dataset": "trainkit.trainer.data.dataset:open_source",
         "target": "trainkit.trainer.data.target:open_source",
     }

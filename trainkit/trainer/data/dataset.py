@@ -1,97 +1,145 @@
-"""Open data sets and JSON lines, in memory or as a stream: find their files, and hold out rows for evaluation."""
+"""Open a data set: prepared rows as samples, or a stream of rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
 
-from trainkit.data.files import (
-    START,
-    TABLES,
-    RawRow,
-    ShardPosition,
-    SourceRow,
-    check_shard,
-    chosen_files,
-    reading,
-    rows_of,
-)
+from trainkit.data.encode import Limits, RowEncoder
+from trainkit.data.files import START, RawRow, ShardPosition, reading, rows_of
+from trainkit.data.formats import CAUSAL, WRITING, packing_of
+from trainkit.data.prepare import RowFiles, model_settings, own_source, prepare, row_encoder, row_files
+from trainkit.data.prepared import Prepared
+from trainkit.data.report import described, remarks
 from trainkit.errors import TrainingError
 from trainkit.hub.cache import public_name
-from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.recipe.schema.data import Mixed
+from trainkit.recipe.schema.model import task_of
 from trainkit.seeds import derived_seed
 from trainkit.text import join_names, pluralize
-from trainkit.trainer.data.rows import RowReader, Rows, source_of_rows
-from trainkit.trainer.data.source import Batch, BatchFormat, Labels, Samples, Source
-from trainkit.trainer.data.streaming import RowStream, Sample, Shards, Windows, batch_of, samples_of
+from trainkit.trainer.data.rows import BinnedSamples, JoinedSamples, TextSamples
+from trainkit.trainer.data.source import Batch, BatchFormat, Labels, Lengths, Samples, Source
+from trainkit.trainer.data.streaming import RowReader, RowStream, Sample, Shards, Windows, batch_of, samples_of
 
+log = logging.getLogger("trainkit.trainer")
 _LOOK = 4096  # bytes
 _TAIL = 8  # bytes at the end of a parquet file: the size of the metadata before them, and PAR1
-_FORMAT = 1  # version of `_identity`: increased when the order of samples changes
+_FORMAT = 2  # version of `_identity`: increased when the order of samples changes
 # Settings that do not affect the numbering of samples; files and tokenizers count by content.
-_APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch_factor", "pin_memory"}
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFiles:
-    """The files of one source. held_out: separate files to evaluate on, if any. names: of labels."""
-
-    asked: Mixed
-    files: Sequence[Path]
-    held_out: Sequence[Path]
-    columns: Sequence[str]
-    size: int  # bytes
-    names: tuple[str, ...]
+_APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch_factor", "pin_memory", "cache"}
 
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
-    """The source of a recipe whose `data.kind` is dataset or jsonl. TrainingError names the bad file or row."""
-    data = cast("Rows", recipe.data)
-    asked = [each for each in data.mix if each.weight]
-    if not asked:
-        own = {name: getattr(data, name) for name in ("split", "subset") if hasattr(data, name)}
-        asked = [Mixed(path=data.path, **own)]
+    """The source of a recipe whose `data.kind` is dataset. TrainingError names the bad file or row."""
+    data = cast("DatasetData", recipe.data)
     if data.streaming:
-        return _open_stream(recipe, asked)
-    found = _files_of(asked[0], data)
-
-    def rows(files: Sequence[Path]) -> Iterator[SourceRow]:
-        return (raw.row() for file in files for raw in rows_of(file, found.columns))
-
-    return source_of_rows(recipe, rows(found.files), rows(found.held_out) if found.held_out else None, found.names)
+        return _open_stream(recipe, [each for each in data.mix if each.weight] or [own_source(data)])
+    prepared, _, encoder, names = prepare(recipe, run_dir, say=lambda line: log.info("preparing the data: %s", line))
+    return _source(recipe, prepared, encoder, names)
 
 
-def _files_of(asked: Mixed, data: Rows) -> SourceFiles:
-    """The files of a source, each checked. TrainingError names a file or a column."""
-    paths = [Path(each).absolute() for each in ([asked.path] if isinstance(asked.path, str) else asked.path)]
-    text = None if data.messages_field or data.tokens_field else asked.field or data.field
-    named = (text, data.prompt_field, data.messages_field, data.tokens_field, data.targets_field, data.label_field)
-    columns = [name for name in named if name]
-    files, held_out = paths, list[Path]()
-    if isinstance(data, DatasetData):
-        parts = [chosen_files(path, RowSelection(asked.subset, asked.split, data.validation_split)) for path in paths]
-        files, held_out = ([file for part in parts for file in part[which]] for which in (0, 1))
-    elif odd := [path for path in paths if path.suffix in TABLES]:
-        raise TrainingError(f"data.path: {odd[0]} is not a JSON-lines file", hint="data.kind: dataset reads it")
-    looked_at = [check_shard(path, columns, streamed=data.streaming) for path in (*files, *held_out)]
-    names = {names[data.label_field] for _, names in looked_at if data.label_field and data.label_field in names}
-    if len(names) > 1 and not data.labels:
-        raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
-    return SourceFiles(asked, files, held_out, columns, sum(size for size, _ in looked_at), next(iter(names), ()))
+def batch_format(recipe: Recipe, encoder: RowEncoder, length: int, target: int | None) -> BatchFormat:
+    """The form of the batches of a recipe's rows."""
+    padding = encoder.encoder.padding
+    if encoder.task == WRITING:
+        lengths = Lengths(length, target or length, cast("DatasetData", recipe.data).padding)
+        return BatchFormat(lengths.source + lengths.target, padding, True, lengths)
+    return BatchFormat(length, padding, encoder.task != CAUSAL)
+
+
+def _source(recipe: Recipe, prepared: Prepared, encoder: RowEncoder, names: tuple[str, ...]) -> Source:
+    view, tokens = prepared.view, prepared.tokens
+    form = batch_format(recipe, encoder, view.sequence_length, view.target_length)
+    limits = Limits.of(encoder, view.sequence_length, view.target_length)
+    labelled = "label" in encoder.form.columns
+    sides: list[Samples] = []
+    for name in ("train", "validation"):
+        spans, side = prepared.spans(name), prepared.side(name)
+        if view.packing == "isolated":
+            binned = BinnedSamples(tokens, spans, form, side.bins, recipe.train.seed)
+            sides.append(Samples(len(binned), binned.batch))
+        elif view.packing == "dense":
+            joined = JoinedSamples(tokens, spans, prepared.joined(name), form, 0 if form.whole else 1)
+            sides.append(Samples(side.window, joined.batch))
+        else:
+            labels = prepared.labels(name) if labelled else None
+            sides.append(Samples(side.samples, TextSamples(tokens, spans, form, limits, labels).batch))
+    facts = _facts(prepared, encoder, names)
+    known = [number for number, _ in enumerate(view.labels)]
+    return Source(
+        sides[0],
+        sides[1],
+        described(prepared, encoder, names),
+        facts,
+        highest=max(tokens.meta["highest"], encoder.encoder.padding),
+        where=tokens.meta["where"],
+        labels=Labels(len(known) - 1, _where_is(prepared, names), names) if labelled else None,
+        encoder=encoder.encoder,
+        padding=encoder.encoder.padding if form.whole else None,
+        draws=view.packing == "isolated",
+        lengths=(view.sequence_length, view.target_length),
+        remarks=tuple(remarks(prepared, encoder, names)),
+    )
+
+
+def _where_is(prepared: Prepared, names: tuple[str, ...]) -> str:
+    """Where the highest label occurs first."""
+    numbers = {
+        label: names.index(label) if isinstance(label, str) else label for label, _ in prepared.tokens.meta["labels"]
+    }
+    return next(
+        (place for label, place in prepared.tokens.meta["labels"] if numbers[label] == len(prepared.view.labels) - 1),
+        "",
+    )
+
+
+def _facts(prepared: Prepared, encoder: RowEncoder, names: tuple[str, ...]) -> dict[str, int | float | str]:
+    """What the summary keeps of the data, and ranks must agree on: tokenizers may differ between machines."""
+    view, meta = prepared.view, prepared.tokens.meta
+    train, validation = view.train, view.validation
+    facts: dict[str, int | float | str] = {
+        "format": encoder.form.name,
+        "rows": meta["rows"],
+        "validation_rows": validation.rows,
+        "texts": int(prepared.tokens.meta["arrays"]["starts"]["shape"][0]) - 1,
+        meta["unit"]: int(prepared.tokens.meta["arrays"]["ids"]["shape"][0]),
+        "learned": train.learned + validation.learned,
+        "sequence_length": view.sequence_length,
+        "packing": view.packing,
+        "content": prepared.folder.parent.name,
+        "chats": int(encoder.template is not None),
+    }
+    if view.packing == "isolated":
+        places = train.tokens - train.samples
+        facts["fill"] = round(places / max(1, sum(train.bins) * view.sequence_length), 4)
+    for name, count in (
+        ("cut", train.cut + validation.cut),
+        ("in_pieces", train.pieces + validation.pieces),
+        ("left_out", train.without + validation.without),
+        ("rows_passed_over", meta["skipped"]),
+    ):
+        facts |= {name: count} if count else {}
+    if view.target_length is not None:
+        facts["target_length"] = view.target_length
+    if encoder.encoder.unit != "bytes":
+        facts["tokenizer"] = encoder.encoder.fingerprint
+    if names:
+        facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    return facts
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
     """One source of a stream. begins: the first row after those held out, in files that have both kinds."""
 
-    found: SourceFiles
+    found: RowFiles
     reader: RowReader
     seed: int
     held_out: Sequence[RawRow]
@@ -100,24 +148,28 @@ class OpenedSource:
 
 def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
     """The source of a recipe with `data.streaming`. Only the held-out rows are read now."""
-    data, seed, reader = cast("Rows", recipe.data), recipe.train.seed, RowReader.of(recipe)
-    # A single source has the seed that it has without streaming.
-    seeds = [derived_seed(seed, "source", number) if data.mix else seed for number in range(len(asked))]
-    opened = [_opened(each, reader, own) for each, own in zip(asked, seeds, strict=True)]
+    data, seed, task = cast("DatasetData", recipe.data), recipe.train.seed, task_of(recipe)
+    if data.sequence_length == "auto" or data.target_length == "auto":
+        what = "data.sequence_length: how long the texts of a stream are is not known before its end"
+        raise TrainingError(what, hint="write a number of tokens")
+    every = [row_files(each, data, task) for each in asked]
     names = tuple(data.labels)
-    if data.label_field and not names:
-        if len({each.found.names for each in opened}) > 1:
+    if "label" in every[0].form.columns and not names:
+        if len({found.names for found in every}) > 1:
             what = "data.mix: the sources name their labels differently, or only some of them do"
             raise TrainingError(what, hint="name the labels in data.labels")
-        names = opened[0].found.names
+        names = every[0].names
+    # A single source has the seed that it has without streaming.
+    seeds = [derived_seed(seed, "source", number) if data.mix else seed for number in range(len(asked))]
+    opened = [_opened(recipe, found, names, own) for found, own in zip(every, seeds, strict=True)]
     # Rows that one source holds out of a file are not trained on by another source with the same file.
     begins: dict[Path, ShardPosition | None] = {}
     for path, begin in (pair for each in opened for pair in each.begins.items()):
         known = begins.get(path, START)
         begins[path] = None if begin is None or known is None else max(begin, known)
-    windows = [Windows(_shards(each, begins), each.reader, names, each.seed) for each in opened]
-    held_out = [sample for each in opened for sample in samples_of(each.held_out, each.reader, names)]
-    described = _described([each.found for each in opened])
+    windows = [Windows(_shards(each, begins), each.reader, each.seed) for each in opened]
+    held_out = [sample for each in opened for sample in samples_of(each.held_out, each.reader)]
+    described = _described(every)
     if not held_out:
         rows = sum(len(each.held_out) for each in opened)
         what = f"data.path: {described} has no row to evaluate on"
@@ -127,34 +179,40 @@ def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
             what += f" within {data.sequence_length} tokens"
             hint = "raise data.validation_rows, or data.sequence_length if prompts are longer"
         raise TrainingError(what, hint=hint)
-    encoder = reader.encoder
-    identity = _identity(recipe, [each.found for each in opened], encoder.fingerprint)
+    reader = opened[0].reader
+    encoder = reader.encoder.encoder
+    identity = _identity(recipe, every, encoder.fingerprint)
     facts: dict[str, int | float | str] = {
-        "files": sum(len(each.found.files) for each in opened),
-        "file_bytes": sum(each.found.size for each in opened),
+        "files": sum(len(found.files) for found in every),
+        "file_bytes": sum(found.size for found in every),
         "stream": identity,
+        "format": every[0].form.name,
     }
-    stream = RowStream(windows, [each.weight for each in asked], reader.form, seed, identity)
+    stream = RowStream(windows, [each.weight for each in asked], reader, seed, identity)
     return Source(
         Samples(0, stream.batch),
-        Samples(len(held_out), partial(_held_out_batch, reader.form, held_out)),
+        Samples(len(held_out), partial(_held_out_batch, reader, held_out)),
         f"a stream of {described}",
         facts if encoder.unit == "bytes" else {**facts, "tokenizer": encoder.fingerprint},
-        labels=Labels(-1, "", names) if data.label_field else None,
+        labels=Labels(-1, "", names) if "label" in every[0].form.columns else None,
         encoder=encoder,
         padding=encoder.padding if reader.form.whole else None,
         stream=stream,
     )
 
 
-def _held_out_batch(form: BatchFormat, samples: Sequence[Sample], indices: Sequence[int]) -> Batch:
-    return batch_of(form, [samples[index] for index in indices])
+def _held_out_batch(reader: RowReader, samples: Sequence[Sample], indices: Sequence[int]) -> Batch:
+    return batch_of(reader, [samples[index] for index in indices])
 
 
-def _opened(asked: Mixed, reader: RowReader, seed: int) -> OpenedSource:
-    """A source with its first rows, or those of its validation files, held out. TrainingError as of `_files_of`."""
-    found, data = _files_of(asked, reader.data), reader.data
-    reader = replace(reader, data=data.model_copy(update={"field": asked.field or data.field}))
+def _opened(recipe: Recipe, found: RowFiles, names: tuple[str, ...], seed: int) -> OpenedSource:
+    """A source with its first rows, or those of its validation files, held out. TrainingError names a row."""
+    data = cast("DatasetData", recipe.data)
+    encoder = row_encoder(recipe, found.form)
+    length, target = cast("int", data.sequence_length), cast("int | None", data.target_length)
+    packing = packing_of(recipe, str(model_settings(recipe).get("model_type", "")))
+    form, limits = batch_format(recipe, encoder, length, target), Limits.of(encoder, length, target)
+    reader = RowReader(encoder, limits, form, packing, names)
     rows: list[RawRow] = []
     begins: dict[Path, ShardPosition | None] = {}
     for file in found.held_out or found.files:
@@ -162,11 +220,11 @@ def _opened(asked: Mixed, reader: RowReader, seed: int) -> OpenedSource:
         if len(rows) == data.validation_rows or known in begins:
             continue
         begins[known] = None
-        for raw in rows_of(file, found.columns):
+        for raw in rows_of(file, found.form.read):
             if len(rows) == data.validation_rows:
                 begins[known] = raw.position
                 break
-            if not (data.skip_empty and raw.row().blank(reader.content_fields)):
+            if not (data.skip_empty and raw.row().blank(encoder.content_fields)):
                 rows.append(raw)
     return OpenedSource(found, reader, seed, rows, {} if found.held_out else begins)
 
@@ -175,9 +233,9 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
     """The files to train on, without the held-out rows. TrainingError if nothing is left."""
     paths, data = opened.found.files, opened.reader.data
     order = opened.seed if data.shuffle_files and len(paths) > 1 else None
-    filled = opened.reader.content_fields if data.skip_empty else ()
+    filled = opened.reader.encoder.content_fields if data.skip_empty else ()
     starts = [begins.get(path.resolve(), START) for path in paths]
-    shards = Shards(paths, opened.found.columns, starts, order, filled)
+    shards = Shards(paths, opened.found.form.read, starts, order, filled)
     if next(shards.rows(0, START), None) is None:
         for raw in opened.held_out:  # an invalid row is reported first
             raw.row()
@@ -189,12 +247,13 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
     return shards
 
 
-def _identity(recipe: Recipe, sources: Sequence[SourceFiles], tokenizer: str) -> str:
+def _identity(recipe: Recipe, sources: Sequence[RowFiles], tokenizer: str) -> str:
     """A digest of everything that decides the numbering of samples."""
     task = getattr(recipe.model, "task", "causal_lm")
     settings = recipe.data.model_dump(mode="json", exclude=_APART)
     files = [
-        [each.asked.weight, each.asked.field, [(file.name, *_look_at(file)) for file in each.files]] for each in sources
+        [each.asked.weight, dict(each.form.columns), [(file.name, *_look_at(file)) for file in each.files]]
+        for each in sources
     ]
     described = json.dumps([_FORMAT, settings, recipe.train.seed, task, tokenizer, files], sort_keys=True)
     return hashlib.sha256(described.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -217,7 +276,7 @@ def _look_at(file: Path) -> tuple[int, str]:
     return size, found.hexdigest()[:16]
 
 
-def _described(sources: Sequence[SourceFiles]) -> str:
+def _described(sources: Sequence[RowFiles]) -> str:
     """`3 files of 1.2 GB`, or each source with its share."""
     total = sum(each.asked.weight for each in sources)
     parts = []

@@ -51,17 +51,18 @@ class RankSamples(list[int]):
 class SampleOrder:
     """Which sample is at which position of which global batch. Every epoch is a new permutation.
 
-    samples: None for a stream, which has its own order and no end.
+    samples: None for a stream, which has no end. drawn: the source draws the order, and its numbers go on over epochs.
     """
 
     seed: int
     samples: int | None
     global_batch: int
+    drawn: bool = False
 
     def indices(self, step: int, start: int, stop: int) -> RankSamples:
         """The samples at positions start..stop of the global batch of `step`, counted from 0."""
         first = step * self.global_batch
-        if self.samples is None:
+        if self.samples is None or self.drawn:
             return RankSamples(list(range(first + start, first + stop)), step, start)
         epoch, offset = divmod(first + start, self.samples)
         permutation = _of_epoch(self.samples, self.seed, epoch)

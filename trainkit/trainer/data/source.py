@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.data.tokenizer import Encoder
 from trainkit.recipe.schema import HfModel, Recipe
 
-IGNORE_INDEX = -100  # marks a target or label that is not predicted: the default `ignore_index` of torch's losses
 Ids = NDArray[np.integer[Any]]
 Mask = NDArray[np.bool_]
 
@@ -95,6 +95,9 @@ class Source:
     encoder: Encoder = field(default_factory=Encoder)  # how text becomes token ids
     padding: int | None = None  # the padding id, if samples are padded
     stream: Stream | None = None  # for endless training samples; `train` then has length 0
+    draws: bool = False  # whether the source draws the order of its samples itself, whose numbers go on over epochs
+    lengths: tuple[int, int | None] | None = None  # of samples and targets, where the data decide them
+    remarks: tuple[str, ...] = ()  # about the data, for the main rank to log as warnings
 
     def with_batches(self, change: Callable[[Samples, Sequence[int]], Batch]) -> Source:
         """The same source, with batches that `change` makes from these samples."""
@@ -107,10 +110,17 @@ def is_writing(recipe: Recipe) -> bool:
     return isinstance(recipe.model, HfModel) and recipe.model.task == "seq2seq_lm"
 
 
+def sample_length(recipe: Recipe) -> int:
+    """Tokens of a sample, once that is known."""
+    length = recipe.data.sequence_length
+    assert isinstance(length, int), "the data have decided it"
+    return length
+
+
 def tokens_of_sample(recipe: Recipe) -> int:
     """The most tokens that go through the model for a sample."""
     pair = is_writing(recipe) and hasattr(recipe.data, "target_length")
-    return recipe.data.sequence_length + (Lengths.of(recipe.data).target if pair else 0)
+    return sample_length(recipe) + (Lengths.of(recipe.data).target if pair else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,28 @@ class BatchFormat:
             targets[row, : len(ids) - 1] = np.where(predicted[1:], ids[1:].astype(np.int64), IGNORE_INDEX)
         counted = int(np.count_nonzero(targets != IGNORE_INDEX))
         return Batch({"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}, counted)
+
+    def packed(self, samples: Sequence[Sequence[tuple[Ids, Mask]]]) -> Batch:
+        """A batch of samples of several texts, each predicted from itself alone: its positions begin at 0.
+
+        So do those of the padding behind the last. `position_ids` is (samples, length), int64.
+        """
+        tokens = np.full((len(samples), self.length), self.padding, dtype=np.int64)
+        targets = np.full((len(samples), self.length), IGNORE_INDEX, dtype=np.int64)
+        positions = np.zeros((len(samples), self.length), dtype=np.int64)
+        steps = np.arange(self.length)
+        for row, texts in enumerate(samples):
+            first = 0
+            for ids, learned in texts:
+                stop = first + len(ids) - 1
+                tokens[row, first:stop] = ids[:-1]
+                targets[row, first:stop] = np.where(learned[1:], ids[1:].astype(np.int64), IGNORE_INDEX)
+                positions[row, first:stop] = steps[: stop - first]
+                first = stop
+            positions[row, first:] = steps[: self.length - first]
+        counted = int(np.count_nonzero(targets != IGNORE_INDEX))
+        made = {"tokens": tokens, "targets": targets, "position_ids": positions}
+        return Batch({name: torch.from_numpy(values) for name, values in made.items()}, counted)
 
 
 def pair_batch(pairs: Iterable[tuple[Ids, Ids]], lengths: Lengths, padding: int) -> Batch:

@@ -19,16 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainkit.data.encode import Limits, RowEncoder
 from trainkit.data.files import RawRow, ShardPosition, reading, rows_of
+from trainkit.data.packing import best_fit
 from trainkit.errors import TrainingError
+from trainkit.recipe.schema import DatasetData
 from trainkit.seeds import derived_seed
-from trainkit.trainer.data.rows import RowReader
+from trainkit.trainer.data.rows import Text, fitted
 from trainkit.trainer.data.sampler import Permutation
-from trainkit.trainer.data.source import Batch, BatchFormat, Ids, Mask
+from trainkit.trainer.data.source import Batch, BatchFormat, Ids
 
 _UNSHUFFLED = 64  # samples of a window that is not shuffled
 _BLOCK = 1 << 20  # picks counted at a time
-_FORMAT = 1  # of loader states
+_FORMAT = 2  # of loader states
 
 
 class WindowStart(NamedTuple):
@@ -65,41 +68,83 @@ class Shards:
                     yield raw
 
 
-class Sample(NamedTuple):
-    """Token ids, and which of them are predicted. place: the row in which it begins, for messages."""
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """How rows become samples of a stream. packing: as `packing_of` gives it. names: of labels."""
 
-    ids: Ids
-    predicted: Mask
+    encoder: RowEncoder
+    limits: Limits
+    form: BatchFormat
+    packing: str
+    names: Sequence[str] = ()
+
+    @property
+    def data(self) -> DatasetData:
+        return self.encoder.data
+
+    @property
+    def ahead(self) -> int:
+        """How many tokens a sample's targets extend beyond its inputs."""
+        return 0 if self.form.whole else 1
+
+    def texts(self, raw: RawRow) -> list[Text]:
+        """The texts of a row, uncut. TrainingError names a row that cannot be learned from."""
+        return [
+            (np.array(each.ids, dtype=np.uint32), np.frombuffer(each.learned, dtype=np.bool_))
+            for each in self.encoder.one(raw.row()).texts
+        ]
+
+    def sample(self, raw: RawRow) -> Sample:
+        """A row as one sample. TrainingError names a row that cannot be one."""
+        encoded = self.encoder.one(raw.row())
+        if len(encoded.texts) > 1:
+            what = "the chat template writes earlier answers otherwise when others follow: it is several samples"
+            raise encoded.row.wrong(what, "set data.packing: isolated, or leave data.streaming out")
+        ids, learned = encoded.texts[0]
+        label = encoded.label
+        if isinstance(label, str):
+            if label not in self.names:
+                known = (
+                    f"not in data.labels: {', '.join(self.names)}" if self.names else "a name, and data.labels is empty"
+                )
+                raise encoded.row.wrong(f"label {label!r} is {known}")
+            label = self.names.index(label)
+        text = (np.array(ids, dtype=np.uint32), np.frombuffer(learned, dtype=np.bool_))
+        return Sample((fitted(text, self.limits),), raw.place, label)
+
+
+class Sample(NamedTuple):
+    """One text, or several that are predicted each from itself alone. place: the row in which it begins."""
+
+    texts: Sequence[Text]
     place: str
     label: int | None = None
 
+    @property
+    def has_target(self) -> bool:
+        return any(bool(learned[1:].any()) for _, learned in self.texts)
 
-def batch_of(form: BatchFormat, samples: Sequence[Sample]) -> Batch:
+
+def batch_of(reader: RowReader, samples: Sequence[Sample]) -> Batch:
     """The samples as a batch."""
+    form = reader.form
+    targetless = 0 if form.whole else sum(not sample.has_target for sample in samples)
+    if reader.packing == "isolated":
+        return form.packed([sample.texts for sample in samples])._replace(targetless=targetless)
     labels = None if samples[0].label is None else np.array([sample.label for sample in samples], dtype=np.int64)
-    targetless = 0 if form.whole else sum(not sample.predicted[1:].any() for sample in samples)
-    return form.batch([(sample.ids, sample.predicted) for sample in samples], labels)._replace(targetless=targetless)
+    return form.batch([sample.texts[0] for sample in samples], labels)._replace(targetless=targetless)
 
 
-def sample_of(raw: RawRow, reader: RowReader, names: Sequence[str]) -> Sample:
-    """A row as one sample. TrainingError names a row that cannot be one. names: of labels."""
-    row, most = raw.row(), reader.form.length + reader.ahead
-    tokens, predicted = reader.tokens(row)
-    label = row.label(reader.data.label_field) if reader.data.label_field else None
-    if isinstance(label, str):
-        if label not in names:
-            known = f"not in data.labels: {', '.join(names)}" if names else "a name, and data.labels is empty"
-            raise row.wrong(f"label {label!r} is {known}")
-        label = names.index(label)
-    ids = np.array(tokens[:most], dtype=np.uint32)
-    return Sample(ids, np.frombuffer(predicted[:most], dtype=np.bool_), row.place, label)
-
-
-def samples_of(rows: Iterable[RawRow], reader: RowReader, names: Sequence[str]) -> list[Sample]:
-    """The samples of these rows. TrainingError names a row that cannot be one."""
-    if not reader.packing:
-        found = (sample_of(raw, reader, names) for raw in rows)
-        return [sample for sample in found if not reader.ahead or sample.predicted[1:].any()]
+def samples_of(rows: Iterable[RawRow], reader: RowReader) -> list[Sample]:
+    """The samples of these rows that have a target. TrainingError names a row that cannot be one."""
+    if reader.packing == "none":
+        found = [reader.sample(raw) for raw in rows]
+        return [sample for sample in found if not reader.ahead or sample.has_target]
+    if reader.packing == "isolated":
+        gathered = _Gathered(reader)
+        for raw in rows:
+            gathered.add(raw)
+        return gathered.samples()
     tokens = _Tokens(reader)
     for raw in rows:
         tokens.add(raw, 0)
@@ -107,14 +152,14 @@ def samples_of(rows: Iterable[RawRow], reader: RowReader, names: Sequence[str]) 
 
 
 class Windows:
-    """The samples of a source by number, epoch after epoch. Going forward is cheap. names: of labels."""
+    """The samples of a source by number, epoch after epoch. Going forward is cheap."""
 
-    def __init__(self, shards: Shards, reader: RowReader, names: Sequence[str], seed: int) -> None:
-        self.shards, self._reader, self._names, self._seed = shards, reader, names, seed
+    def __init__(self, shards: Shards, reader: RowReader, seed: int) -> None:
+        self.shards, self._reader, self._seed = shards, reader, seed
         self.go_on(WindowStart())
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.shards, self._reader, self._names, self._seed, self._begin
+        return self.shards, self._reader, self._seed, self._begin
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         *given, begin = state
@@ -134,7 +179,7 @@ class Windows:
             self._advance()
         place = number - self.position.first
         place = self._order[place] if self._reader.data.shuffle_buffer else place
-        return self._packed[place] if self._packed else sample_of(self._apart[place], self._reader, self._names)
+        return self._packed[place] if self._packed else self._reader.sample(self._apart[place])
 
     def _read_from(self, position: WindowStart) -> None:
         """Set the next window without reading it. Also used in a process that has inherited open files."""
@@ -152,7 +197,9 @@ class Windows:
         self._apart, self._packed = [], []
         if self._rows is None:
             self._rows = self.shards.rows(begin.epoch, ShardPosition(begin.shard, begin.row, begin.offset))
-        following = self._pack(self._rows) if self._reader.packing else self._gather(self._rows)
+        following = {"dense": self._join, "isolated": self._fill, "none": self._gather}[self._reader.packing](
+            self._rows
+        )
         self._size = len(self._apart) + len(self._packed)
         if following is None:
             self._rows, self._carried = None, _Tokens(self._reader)
@@ -180,7 +227,19 @@ class Windows:
             self._apart.append(raw)
         return None
 
-    def _pack(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
+    def _fill(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
+        """Put whole texts into samples; where the next window begins, or None at the end of the epoch."""
+        gathered, following = _Gathered(self._reader), None
+        enough = (self._reader.data.shuffle_buffer or _UNSHUFFLED) * self._reader.form.length
+        for raw in rows:
+            if gathered.places >= enough:
+                self._rows, following = chain([raw], rows), (raw.position, 0)
+                break
+            gathered.add(raw)
+        self._packed = gathered.samples()
+        return following
+
+    def _join(self, rows: Iterator[RawRow]) -> tuple[ShardPosition, int] | None:
         """Join texts end to end; where the next window begins, or None at the end of the epoch."""
         length, ahead = self._reader.form.length, self._reader.ahead
         count = self._reader.data.shuffle_buffer or _UNSHUFFLED
@@ -197,22 +256,48 @@ class Windows:
         return following
 
 
+class _Gathered:
+    """Whole texts for samples of several, with the row of each. places: how many tokens they predict."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+        self.places = 0
+        self._texts: list[tuple[Text, str]] = []
+
+    def add(self, raw: RawRow) -> None:
+        most = self._reader.limits.tokens
+        for ids, learned in self._reader.texts(raw):
+            text = ids[:most], learned[:most]
+            if text[1][1:].any():  # else nothing of it is learned
+                self._texts.append((text, raw.place))
+                self.places += len(text[0]) - 1
+
+    def samples(self) -> list[Sample]:
+        sizes = [len(ids) - 1 for (ids, _), _ in self._texts]
+        falling = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+        bins = best_fit(sizes, falling, self._reader.form.length)
+        return [Sample([self._texts[each][0] for each in found], self._texts[found[0]][1]) for found in bins]
+
+
 class _Tokens:
     """Texts joined end to end, with the row of each. starts: of each text, below 0 if its beginning is cut off."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
-        self.ids, self._answers = array(reader.kind), bytearray()
+        self.ids, self._answers = array("I"), bytearray()
         self.starts: list[int] = []
         self._rows: list[RawRow] = []
 
     def add(self, raw: RawRow, skip: int) -> None:
         """One more text, without its first `skip` tokens."""
-        found, predicted = self._reader.tokens(raw.row())
+        texts = self._reader.encoder.one(raw.row()).texts
+        found = list(chain.from_iterable(each.ids for each in texts))
+        # The first token has nothing before it to be predicted from.
+        predicted = b"".join(b"\0" + each.learned[1:] for each in texts)
         self.starts.append(len(self.ids) - skip)
         self._rows.append(raw._replace(content=type(raw.content)()))  # the content is no longer needed
         self.ids.extend(found[skip:])
-        self._answers += (b"\0" + predicted[1:])[skip:]  # the first token has nothing before it to be predicted from
+        self._answers += predicted[skip:]
 
     def after(self, place: int) -> tuple[_Tokens, tuple[ShardPosition, int]]:
         """The rest from a token on, and its position: a row, and how many of its tokens come before."""
@@ -225,22 +310,22 @@ class _Tokens:
     def samples(self, count: int) -> list[Sample]:
         """The first samples; fewer if some are left out."""
         length, ahead = self._reader.form.length, self._reader.ahead
-        ids: Ids = np.frombuffer(self.ids.tobytes(), dtype=np.uint8 if self._reader.kind == "B" else np.uint32)
+        ids: Ids = np.frombuffer(self.ids.tobytes(), dtype=np.uint32)
         predicted = np.frombuffer(bytes(self._answers), dtype=np.bool_)
         spans = [slice(start, min(start + length + ahead, len(ids))) for start in range(0, count * length, length)]
         # As without streaming: a sample that a prompt fills has no targets, and is left out.
         kept = [span for span in spans if not ahead or predicted[span][1:].any()]
         places = (self._rows[bisect_right(self.starts, span.start) - 1].place for span in kept)
-        return [Sample(ids[span], predicted[span], place) for span, place in zip(kept, places, strict=True)]
+        return [Sample([(ids[span], predicted[span])], place) for span, place in zip(kept, places, strict=True)]
 
 
 class RowStream:
     """Endless training samples by number, from one or several sources. weights: one per source, above 0."""
 
     def __init__(
-        self, sources: Sequence[Windows], weights: Sequence[float], form: BatchFormat, seed: int, identity: str
+        self, sources: Sequence[Windows], weights: Sequence[float], reader: RowReader, seed: int, identity: str
     ):
-        self._sources, self._form, self._identity = sources, form, identity
+        self._sources, self._reader, self._identity = sources, reader, identity
         self._key = derived_seed(seed, "mix")
         self._shares = np.cumsum(weights) / np.sum(weights)
         self._shares[-1] = 1.0
@@ -278,7 +363,7 @@ class RowStream:
             places[number] = (source, int(counts[source]))
             counts[source] += 1
         samples = [self._sources[source][place] for source, place in (places[index] for index in indices)]
-        return batch_of(self._form, samples)._replace(loader_state=loader_state)
+        return batch_of(self._reader, samples)._replace(loader_state=loader_state)
 
     def place(self, number: int) -> str:
         source = int(self._picked(number, number + 1)[0])

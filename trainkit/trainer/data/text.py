@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.data.files import reading
+from trainkit.data.prepare import text_length
 from trainkit.data.tokenizer import Encoder, open_encoder
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, remove_tree, try_lock
@@ -58,14 +59,15 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     data = cast("TextData", recipe.data)
     encoder = open_encoder(data.tokenizer)
     corpus = read_corpus(data, run_dir, encoder=encoder)
-    length, size = data.sequence_length, len(corpus.tokens)
+    length, size = text_length(recipe), len(corpus.tokens)
     border = held_out(size, length, data.validation_fraction, corpus.unit)
     facts: dict[str, int | float | str] = {corpus.unit: size, "unigram_entropy": corpus.unigram_entropy}
-    if data.tokenizer:
+    if encoder.unit != "bytes":
         facts["tokenizer"] = encoder.fingerprint
     train, validation = corpus.samples(range(border), length), corpus.samples(range(border, size), length)
     description = f"{size:,} {corpus.unit} of text"
-    return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder)
+    lengths = (length, None)
+    return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder, lengths=lengths)
 
 
 def find_files(data: TextData) -> list[Path]:

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.data.files import reading
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TokensData
-from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Ids, Samples, Source
+from trainkit.trainer.data.source import Batch, Ids, Samples, Source
 
 _SCANNED = 1 << 26  # tokens: a file up to this size is checked before the start, in well under a second
 

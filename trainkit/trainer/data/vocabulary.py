@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.seeds import derived_seed
 from trainkit.trainer.data.sampler import RankSamples
-from trainkit.trainer.data.source import IGNORE_INDEX, Batch, Samples, Source, Stream, is_writing
+from trainkit.trainer.data.source import Batch, Samples, Source, Stream, is_writing
 from trainkit.trainer.models.base import Model
 
 _HIDDEN, _REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest stay unchanged
@@ -40,7 +41,7 @@ def masked(source: Source, recipe: Recipe, vocabulary: int | None) -> Source:
     special = np.array(sorted({*encoder.special, mask}), dtype=np.int64)
     written = encoder.size if encoder.unit == "tokens" else max(encoder.size, source.highest + 1)
     # Ready-made ids may be any of the model's; ids of texts are the encoder's, read or streamed.
-    of_texts = source.highest >= 0 or (source.stream is not None and not getattr(recipe.data, "tokens_field", None))
+    of_texts = source.highest >= 0 or (source.stream is not None and source.facts.get("format") != "ids")
     known = min(written, vocabulary) if vocabulary and of_texts else vocabulary or written
     replacements = np.setdiff1d(np.arange(known), special)
     return source.with_batches(Masking(recipe.train.seed, model.mask_share, mask, special, replacements).batch)

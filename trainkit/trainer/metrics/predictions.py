@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
 from trainkit.seeds import derived_seed
-from trainkit.trainer.data.source import IGNORE_INDEX, Labels, count_targets, targets_of
+from trainkit.trainer.checkpoint.manifest import newest
+from trainkit.trainer.data.source import Labels, count_targets, sample_length, targets_of
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.generate import Drawing, beginning, continued
 from trainkit.trainer.loop import TrainingProgress
@@ -24,7 +26,7 @@ from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.models.hf import EncoderDecoder
-from trainkit.trainer.prompts import PromptError, is_on_chats, prompt_ids, stop_ids
+from trainkit.trainer.prompts import PromptError, encoder_of, prompt_ids, stop_ids
 from trainkit.trainer.setup import Parts, facts_of
 
 log = logging.getLogger("trainkit.trainer")
@@ -143,15 +145,16 @@ def generate(parts: Parts) -> str:
         return ""
     generator = torch.Generator().manual_seed(derived_seed(recipe.train.seed, "sample"))
     text = (getattr(recipe.data, "prompt_prefix", None) or "") + recipe.sample.prompt
-    places, shown = recipe.data.sequence_length, []
+    places, shown = getattr(parts.model, "context", None) or sample_length(recipe), []
     if isinstance(parts.model, EncoderDecoder):
-        ids, _ = encoder.source(text, recipe.data.sequence_length)
+        ids, _ = encoder.source(text, sample_length(recipe))
         source = {"input_ids": torch.tensor([ids], device=parts.device)}
         tokens, end = beginning(encoder, parts.model, parts.device)
         stops = frozenset() if end is None else frozenset((end,))
         places = parts.model.context or 1 + len(tokens[0]) + recipe.sample.tokens
     else:
-        source, is_chat = {}, is_on_chats(recipe)
+        source, is_chat = {}, bool(parts.source.facts.get("chats"))
+        encoder = encoder_of(recipe) if is_chat else encoder  # with the template that was chosen
         try:
             ids = prompt_ids(encoder, {"prompt": text}, plain=not is_chat)
         except PromptError as error:
@@ -183,7 +186,14 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
     recipe = settings.recipe
     peaks = memory_record(parts.device, parts.world)
     anatomy = parts.memory.record(parts.strategy, peaks["peak_allocated"] or peaks["rss"])
-    losses = {"final_loss": progress.loss, "eval_loss": progress.eval_loss}
+    losses = {
+        "first_loss": progress.first_loss,
+        "final_loss": progress.loss,
+        "first_eval_loss": progress.first_eval_loss,
+        "eval_loss": progress.eval_loss,
+    }
+    root = parts.checkpoints.root
+    saved = newest(root) if root is not None else None
     return {
         "steps": progress.step,
         "first_step": progress.first,
@@ -192,6 +202,8 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
         "train_seconds": round(seconds, 6),
         "compile_seconds": round(progress.compiling.seconds, 3) if recipe.efficiency.compile.enabled else None,
         "samples": samples,
+        "data": parts.source.description,
+        "saved": str(saved.relative_to(settings.run_dir)) if saved and saved.is_relative_to(settings.run_dir) else None,
         "best_eval_loss": parts.best.loss,
         "best_step": parts.best.step if parts.best.loss is not None else None,
         "stopped_early": progress.stopped_early,

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from trainkit.trainer.data.source import Batch
+from trainkit.trainer.data.source import Batch, sample_length
 from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.settings import Settings
 
@@ -76,7 +76,7 @@ class TrainingFlops:
 
 def training_flops(model: Model, settings: Settings, device: torch.device) -> TrainingFlops:
     """To be called before a strategy shards the model. A GPU is probed only if the run uses one."""
-    flops = flops_per_token(model, settings.recipe.data.sequence_length)
+    flops = flops_per_token(model, sample_length(settings.recipe))
     if device.type != "cuda":
         return TrainingFlops(flops, None)
     # Data sheets give a peak per unit: fp32 products may run on the tensor cores as TF32.
@@ -239,6 +239,6 @@ def slow_data_warning(share: float, seconds: float, workers: int, *, packed: boo
         return ""
     remedy = "set data.workers to 2 or more" if not workers else "set data.workers or data.prefetch_factor higher"
     if packed:
-        ready = "let rows hold token ids (data.tokens_field), or set data.packing: false"
+        ready = "let rows hold token ids (input_ids), or set data.packing: none"
         remedy = ready if workers else "set data.workers to 1"
     return f"{share:.0%} of the training time was spent waiting for data ({waited:.1f} s of {seconds:.1f} s); {remedy}"

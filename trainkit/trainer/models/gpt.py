@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainkit.recipe.schema import GptModel, Moe, Recipe
+from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
@@ -24,18 +25,21 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, width) -> the same shape."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, sequence, width) -> the same shape. mask: (batch, 1, sequence, sequence), where a token may look."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         if self.fused:  # memory grows with the length, not with its square (FlashAttention)
-            mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+            )
         else:
             scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-            future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-            weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+            if mask is None:
+                mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+            weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
             mixed = functional.dropout(weights, dropout) @ value
         return cast("Tensor", self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
 
@@ -52,9 +56,9 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, sequence, width) -> the same shape."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)))
         return cast("Tensor", x + self.dropout(self.mlp_out(hidden)))
 
@@ -70,9 +74,9 @@ class MoeBlock(nn.Module):
         self.moe = MixtureOfExperts(width, moe)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Routed:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Routed:
         """(batch, sequence, width) -> the same shape, and the rest of what the experts return."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         mixed, balance, router_z, load = self.moe(self.moe_norm(x))
         return x + self.dropout(mixed), balance, router_z, load
 
@@ -108,20 +112,27 @@ class Gpt(Model):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
-        Targets of -100 are not counted. In training the routers' losses are part of the sum.
+        Targets of -100 are not counted. position_ids: (batch, sequence), for samples of several texts: each begins at
+        0, and sees itself alone. In training the routers' losses are part of the sum.
         """
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        mask = None
+        if position_ids is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+        else:
+            places, text = position_ids, (position_ids == 0).cumsum(-1)
+            causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
+            mask = (text[:, None, :, None] == text[:, None, None, :]) & causal
         x = self.dropout(self.tokens(tokens) + self.positions(places))
         routings: list[Routing] = []
         for block in self.blocks:
             if isinstance(block, MoeBlock):
-                x, *routing = block(x)
+                x, *routing = block(x, mask)
                 routings.append(routing)
             else:
-                x = block(x)
+                x = block(x, mask)
         x, head = self.norm(x), self.tokens.weight  # tied (Press and Wolf 2017)
         if targets is None:
             return functional.linear(x, head)
@@ -138,4 +149,4 @@ class Gpt(Model):
 def build_gpt(recipe: Recipe) -> Gpt:
     """The model of a recipe, on the CPU, with weights drawn from torch's default generator."""
     settings = cast("GptModel", recipe.model)
-    return Gpt(settings, recipe.data.sequence_length, fused_attention=recipe.efficiency.attention != "eager")
+    return Gpt(settings, sample_length(recipe), fused_attention=recipe.efficiency.attention != "eager")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.data.files import refuse_special
+from trainkit.data.formats import KEEPS_APART, packing_of
+from trainkit.distribution import install
 from trainkit.errors import TrainingError, first_line
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.text import join_names
-from trainkit.trainer.data.source import IGNORE_INDEX
 from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weights
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
@@ -95,9 +98,17 @@ class Transformer(Wrapped):
     def forward(self, tokens: Tensor, targets: Tensor | None = None, **more: Tensor) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
 
-        Targets of -100 are not counted. In training the routers' losses are part of the sum.
+        Targets of -100 are not counted. `position_ids` (batch, sequence) begin at 0 with each text of a sample of
+        several, which sees itself alone. In training the routers' losses are part of the sum.
         """
-        return self._called({"input_ids": tokens, **more}, targets, {"tokens": tokens, "targets": targets, **more})
+        shape = tokens.shape
+        if "position_ids" in more and self.attention.startswith("flash"):
+            # FlashAttention tells texts apart by positions in one row alone (transformers: _is_packed_sequence).
+            tokens, targets = tokens.reshape(1, -1), None if targets is None else targets.reshape(1, -1)
+            more = {**more, "position_ids": more["position_ids"].reshape(1, -1)}
+        inputs = {"tokens": tokens, "targets": targets, **more}
+        found = self._called({"input_ids": tokens, **more}, targets, inputs)
+        return found if targets is not None else found.reshape(*shape, -1)
 
     def _called(self, given: Mapping[str, Any], truth: Tensor | None, inputs: Mapping[str, Any]) -> Tensor:
         """The logits, or where the truth is known the loss. inputs: of the batch, for a loss of the user's own."""
@@ -276,6 +287,8 @@ def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
     maker = getattr(transformers, auto_class)
     attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     config = configuration(asked)
+    if recipe.data.kind == "dataset" and packing_of(recipe, config.model_type) == "isolated":
+        require_apart(config.model_type)
     try:
         inner, remarks = _made(maker, asked, config, attention, device)
     except TrainingError:
@@ -290,10 +303,23 @@ def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
     model.remarks = (*model.remarks, *remarks)
     for name in ("sequence_length", "target_length"):
         asked_length = getattr(recipe.data, name, None)
-        if model.context and asked_length and asked_length > model.context:
+        if model.context and isinstance(asked_length, int) and asked_length > model.context:
             what = f"data.{name}: the model has {model.context} places, fewer than {asked_length}"
             raise TrainingError(what, hint="lower it, or raise the model's own setting in model.config")
     return model
+
+
+def require_apart(model_type: str) -> None:
+    """TrainingError where texts of one sample would see one another, though they are not to."""
+    from transformers import masking_utils
+
+    what = "data.packing isolated: "
+    if model_type not in KEEPS_APART:
+        what += f"{model_type} is not known to keep the texts of a sample apart"
+        raise TrainingError(what, hint="set data.packing to none, or to dense where texts may see one another")
+    if not hasattr(masking_utils, "find_packed_sequence_indices"):
+        what += "transformers before 4.53 does not keep the texts of a sample apart"
+        raise TrainingError(what, hint=install(sys.executable, "transformers>=4.53"))
 
 
 def _made(maker: Any, asked: HfModel, config: Any, attention: str | None, device: str) -> tuple[Any, Remarks]:
@@ -344,6 +370,13 @@ def configuration(asked: HfModel) -> Any:
         return type(config)(**{**(config.to_dict() if asked.path else {}), **asked.config})
     except (refused, TypeError, ValueError) as error:
         raise TrainingError(f"model.config: {config.model_type} refuses it: {first_line(error)}") from error
+
+
+def has_head(asked: HfModel) -> bool:
+    """Whether a folder holds a classifier already, whose labels count."""
+    if asked.path is None:
+        return False
+    return any("ForSequenceClassification" in name for name in configuration(asked).architectures or ())
 
 
 def read_weights(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from trainkit.trainer.data.source import IGNORE_INDEX
+from trainkit.data.encode import IGNORE_INDEX
 
 # Logits below this are computed whole, in one kernel each.
 FEW = 1 << 22

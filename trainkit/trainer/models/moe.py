@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Moe
-from trainkit.trainer.data.source import IGNORE_INDEX
 
 # Plain tuples: the hooks of FSDP, DDP and ZeRO look for tensors in these, not in classes of ours.
 Routing = Sequence[Tensor]  # balance loss (batch,), z-loss (batch, sequence), tokens of each expert (experts,)

@@ -1,0 +1,288 @@
+"""What a row is, by its columns: a chat, a prompt with an answer, a text, a source with a target, or token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from trainkit.recipe.schema import DatasetData, Recipe
+from trainkit.recipe.schema.model import task_of
+from trainkit.recipe.suggestions import nearest
+from trainkit.text import join_names
+
+if TYPE_CHECKING:
+    from trainkit.data.files import SourceRow
+
+CAUSAL, WRITING, MASKED, LABELLING = "causal_lm", "seq2seq_lm", "masked_lm", "sequence_classification"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """needs, may: the parts of a row, by the names that their columns have by themselves. what: in words."""
+
+    name: str
+    needs: tuple[str, ...]
+    may: tuple[str, ...]
+    what: str
+    tasks: tuple[str, ...] = (CAUSAL,)
+
+
+# In order: of a row that is several, the first counts.
+FORMATS = (
+    Format("messages", ("messages",), ("tools",), "chats (messages: a list of {role, content})"),
+    Format("conversations", ("conversations",), ("tools", "system"), "chats (conversations: a list of {from, value})"),
+    Format("alpaca", ("instruction", "output"), ("input", "system"), "instructions with answers", (CAUSAL, WRITING)),
+    Format("completion", ("prompt", "completion"), ("tools",), "prompts with answers", (CAUSAL, WRITING)),
+    Format("pair", ("source", "target"), (), "sources with targets", (WRITING, CAUSAL)),
+    Format("label", ("text", "label"), (), "labelled texts", (LABELLING,)),
+    Format("text", ("text",), (), "texts", (CAUSAL, MASKED)),
+    Format("labelled_ids", ("input_ids", "label"), (), "labelled token ids", (LABELLING,)),
+    Format("ids", ("input_ids",), ("labels",), "token ids", (CAUSAL, MASKED)),
+)
+CHATS = ("messages", "conversations", "alpaca", "completion", "pair")  # what a template may make one text of
+PROMPTED = ("alpaca", "completion", "pair")
+PREFERENCES = ("chosen", "rejected")
+EXPECTED = {
+    CAUSAL: "messages, conversations, instruction + output, prompt + completion, text, or input_ids",
+    WRITING: "source + target, prompt + completion, or instruction + output",
+    MASKED: "text, or input_ids",
+    LABELLING: "text + label",
+}
+# Names that people give their columns, and the part that each most likely is.
+FAMILIAR = {
+    "question": "prompt", "query": "prompt", "context": "prompt", "answer": "completion", "response": "completion",
+    "chat": "messages", "conversation": "messages", "dialog": "messages", "dialogue": "messages", "turns": "messages",
+    "content": "text", "body": "text", "sentence": "text", "review": "text", "document": "text", "comment": "text",
+    "class": "label", "category": "label", "sentiment": "label", "intent": "label",
+    "article": "source", "summary": "target", "highlights": "target",
+}  # fmt: skip
+# Who speaks, in ShareGPT's words.
+SPEAKERS = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool",
+    "observation": "tool", "function_response": "tool", "function": "tool", "developer": "developer",
+}  # fmt: skip
+
+
+# Types of models (`model_type`) that keep texts in one sample apart where positions begin anew; each is held to it by
+# a test. Others read on: recurrent ones, and those with an attention of their own.
+KEEPS_APART = frozenset(
+    (
+        *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm"),
+        *("glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granitemoe", "helium"),
+        *("hunyuan_v1_dense", "llama", "llama4_text", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3"),
+        *("olmoe", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
+        *("stablelm", "starcoder2"),
+    )
+)
+
+
+def packing_of(recipe: Recipe, model_type: str = "") -> str:
+    """How rows fill samples: `isolated`, `dense` or `none`. model_type: of a model of transformers.
+
+    Some tasks make a sample of each row, whatever `data.packing` says.
+    """
+    task = task_of(recipe)
+    if task in (LABELLING, WRITING):
+        return "none"
+    asked = cast("DatasetData", recipe.data).packing
+    if asked != "auto":
+        return asked
+    if task == MASKED:
+        return "dense"
+    return "isolated" if recipe.model.kind == "gpt" or model_type in KEEPS_APART else "none"
+
+
+def is_packed_stream(recipe: Recipe) -> bool:
+    """Whether every process that reads has to turn all rows into tokens, to know where its samples begin."""
+    return getattr(recipe.data, "streaming", False) and packing_of(recipe) != "none"
+
+
+class FormatError(ValueError):
+    """A row is of no format that its task can learn from. hint: what to do."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """The format of a data set's rows. columns: the column of each part that there is."""
+
+    format: Format
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return tuple(self.columns.values())
+
+    @property
+    def described(self) -> str:
+        """``chats (messages: a list of {role, content})``, ``prompts with answers (question, answer)``."""
+        return (
+            self.format.what if "(" in self.format.what else f"{self.format.what} ({', '.join(self.columns.values())})"
+        )
+
+
+def recognised(
+    present: Collection[str], given: Mapping[str, str], task: str = CAUSAL, *, where: str = "the row"
+) -> RowFormat:
+    """The format of rows with these columns. given: `data.columns`. FormatError says what there is and is expected."""
+    has = f"{where} has {join_names(list(present), 8) or 'no column'}"
+    for role, column in given.items():
+        if column not in present and column.partition(".")[0] not in present:
+            close = nearest(column, present)
+            hint = f"did you mean {close}?" if close else "name a column that there is"
+            raise FormatError(f"data.columns: there is no column {column!r} for {role}; {has}", hint)
+    columns = {**{name: name for name in present if name not in given.values()}, **given}
+    able = [each for each in FORMATS if {*given} <= {*each.needs, *each.may}]
+    found = [each for each in able if {*each.needs} <= columns.keys()]
+    if not given and {*PREFERENCES} <= {*present}:
+        what = f"{has}: pairs of which one answer is preferred, and trainkit's own trainer learns from single answers"
+        raise FormatError(
+            what,
+            "launch TRL's own trainer (`trainkit run -m trl.scripts.dpo …`), or name the answer to "
+            "learn: data.columns: {messages: chosen}",
+        )
+    for each in found:
+        if task in each.tasks:
+            return RowFormat(each, {role: columns[role] for role in (*each.needs, *each.may) if role in columns})
+    if found:
+        what = f"{has}: {found[0].what}, and model.task {task} learns from {EXPECTED[task]}"
+        raise FormatError(what, _way_out(found[0], task))
+    raise FormatError(f"{has}; expected {EXPECTED[task]}", _nearest(present, given, task))
+
+
+def _way_out(found: Format, task: str) -> str:
+    if task != LABELLING:
+        return f"set model.task: {found.tasks[0]}" if found.tasks[0] != CAUSAL else "choose another model.task, or rows"
+    return "name the label's column: data.columns: {label: …}" if "text" in found.needs else "choose rows with labels"
+
+
+def _nearest(present: Collection[str], given: Mapping[str, str], task: str) -> str:
+    """The format of the task that lacks the fewest parts, with a guess which columns they are."""
+    free = [name for name in present if name not in given.values()]
+    guesses = dict(given)
+    for name in free:
+        role = name if name in {part for each in FORMATS for part in each.needs} else FAMILIAR.get(name.lower(), "")
+        if role:
+            guesses.setdefault(role, name)
+    if task == WRITING:
+        guesses = {{"prompt": "source", "text": "source", "completion": "target"}.get(role, role): name
+                   for role, name in guesses.items()}  # fmt: skip
+    formats = [each for each in FORMATS if task in each.tasks]
+    best = max(formats, key=lambda each: len(guesses.keys() & {*each.needs}) / len(each.needs))
+    named = ", ".join(f"{role}: {guesses.get(role, '…')}" for role in best.needs)
+    lacks = [role for role in best.needs if role not in guesses]
+    nearest_one = (
+        f"the nearest is {best.what.partition(' (')[0]}" if len(lacks) < len(best.needs) else "name the columns"
+    )
+    return f"{nearest_one}: data.columns: {{{named}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """only_last: only the last answer is learned; the messages before it are its prompt."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] | None = None
+    only_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A text that is learned, after one that is read. before is empty for a text alone."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Token ids. targets: as many, -100 where nothing is learned; None learns all."""
+
+    ids: Sequence[int]
+    targets: Sequence[int] | None = None
+
+
+Content = Chat | Pair | Ready
+
+
+def content_of(row: SourceRow, form: RowFormat, *, chats: bool, prefix: str = "") -> Content:
+    """What a row holds. chats: whether prompts with answers are chats of one turn. TrainingError names the row."""
+    columns, name = form.columns, form.name
+    if name == "messages":
+        return Chat(_messages(row, columns["messages"]), _tools(row, columns))
+    if name == "conversations":
+        return Chat(_conversation(row, columns), _tools(row, columns))
+    if name in ("ids", "labelled_ids"):
+        targets = row.ids(columns["labels"]) if "labels" in columns else None
+        return Ready(row.ids(columns["input_ids"]), targets)
+    if name in ("text", "label"):
+        return Pair("", row.text(columns["text"]))
+    system: list[dict[str, str]] = []
+    if name == "alpaca":
+        prompt, answer = row.text(columns["instruction"]), row.text(columns["output"])
+        if more := row.optional_text(columns.get("input")):
+            prompt = f"{prompt}\n\n{more}"
+        if told := row.optional_text(columns.get("system")):
+            system = [{"role": "system", "content": told}]
+    else:
+        first, second = form.format.needs
+        if isinstance(row.value(columns[first]), list):  # both are parts of a chat
+            return Chat([*_messages(row, columns[first]), *_messages(row, columns[second])], _tools(row, columns), True)
+        prompt, answer = row.text(columns[first]), row.text(columns[second])
+    if chats:
+        said = [*system, {"role": "user", "content": prefix + prompt}, {"role": "assistant", "content": answer}]
+        return Chat(said, _tools(row, columns))
+    return Pair(prefix + prompt, answer)
+
+
+def _messages(row: SourceRow, column: str) -> Sequence[Mapping[str, Any]]:
+    found = row.items(column)
+    for place, message in enumerate(found, start=1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise row.wrong(f"field {column!r} is not a chat: message {place} is no {{role, content}}")
+    return found
+
+
+def _conversation(row: SourceRow, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    column = columns["conversations"]
+    said: list[dict[str, Any]] = []
+    if told := row.optional_text(columns.get("system")):
+        said.append({"role": "system", "content": told})
+    for place, turn in enumerate(row.items(column), start=1):
+        if isinstance(turn, dict) and isinstance(turn.get("role"), str):  # the other form under this name
+            said.append(turn)
+            continue
+        if not isinstance(turn, dict) or not isinstance(turn.get("from"), str) or "value" not in turn:
+            raise row.wrong(f"field {column!r} is not a chat: turn {place} is no {{from, value}}")
+        if (role := SPEAKERS.get(turn["from"].lower())) is None:
+            known = ", ".join(SPEAKERS)
+            raise row.wrong(f"field {column!r}: turn {place} is from {turn['from']!r}", f"known are {known}")
+        said.append({"role": role, "content": turn["value"]})
+    return said
+
+
+def _tools(row: SourceRow, columns: Mapping[str, str]) -> Sequence[Any] | None:
+    """The tools that a chat may call: a list, or one written as JSON."""
+    column = columns.get("tools")
+    found = row.value(column) if column else None
+    if found in (None, "", []):
+        return None
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except ValueError as error:
+            raise row.wrong(f"field {column!r} is not JSON: {error}") from error
+    if not isinstance(found, list):
+        raise row.wrong(f"field {column!r} is no list of tools")
+    return found

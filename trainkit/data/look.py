@@ -1,0 +1,167 @@
+"""What a plan sees of the data and the tokenizer without torch, transformers or pyarrow: the heads of their files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.data.files import HEAD, TABLES, SourceRow, check_shard, chosen_files, head_rows
+from trainkit.data.formats import FormatError, RowFormat, content_of, recognised
+from trainkit.data.seen import SeenData, SeenModel, SeenTokenizer
+from trainkit.errors import TrainingError
+from trainkit.hub.splits import RowSelection
+from trainkit.recipe.schema import DatasetData, HfModel, Recipe
+from trainkit.recipe.schema.data import BYTES
+from trainkit.recipe.schema.model import task_of
+
+# What decides how a tokenizer cuts text, among the files of a model's folder.
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
+    *("vocab*", "merges*", "*.model", "*.tiktoken"),
+)
+_MOST = 1 << 28  # bytes of a tokenizer.json
+ROWS_LOOKED_AT = 200
+
+
+def look(recipe: Recipe, absolute: Callable[[str], str]) -> SeenData:
+    """What there is of a recipe's data on this machine. absolute: from the working folder."""
+    if recipe.program.kind != "builtin":
+        return SeenData()
+    data = recipe.data
+    known: dict[str, Any] = {"tokenizer": _tokenizer(recipe, absolute), "model": _model(recipe, absolute)}
+    if not isinstance(data, DatasetData) or data.mix:
+        return SeenData(**known)
+    named = [data.path] if isinstance(data.path, str) else data.path
+    paths = [Path(absolute(each)) for each in named]
+    if not all(path.exists() for path in paths):
+        return SeenData(**known)
+    try:
+        selection = RowSelection(data.subset, data.split, data.validation_split)
+        files = [file for path in paths for file in chosen_files(path, selection)[0]]
+        form, rows, whole = _format(files, data, task_of(recipe))
+    except TrainingError as error:
+        return SeenData(fault=(str(error), "; ".join(error.hints)), **known)
+    except OSError as error:
+        return SeenData(fault=(f"data.path: {error.strerror or error}", "make it readable"), **known)
+    size = sum(file.stat().st_size for file in files)
+    return SeenData(form, None, rows if whole and len(files) == 1 else None, len(files), size, **known)
+
+
+def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFormat | None, int, bool]:
+    """The format of the first file's rows, how many of them were looked at, and whether that are all.
+
+    TrainingError for rows that the task cannot learn from.
+    """
+    first = next(iter(files), None)
+    if first is None or first.suffix in TABLES:
+        return None, 0, False
+    check_shard(first)
+    with first.open("rb") as file:
+        head = file.read(HEAD)
+        whole = not file.read(1)
+    rows = head_rows(str(first), head, whole=whole)
+    if not rows:
+        return None, 0, False
+    form = row_format(rows[0], data.columns, task)
+    for row in rows[:ROWS_LOOKED_AT]:
+        if not (data.skip_empty and row.blank(form.columns[role] for role in form.format.needs)):
+            content_of(row, form, chats=False)
+    return form, len(rows), whole
+
+
+def row_format(row: SourceRow, given: Mapping[str, str], task: str) -> RowFormat:
+    """The format of a data set, by its first row. TrainingError where the task cannot learn from it."""
+    try:
+        return recognised(tuple(row.fields), given, task, where=row.place)
+    except FormatError as error:
+        raise TrainingError(f"data.path: {error.what}", hint=error.hint) from error
+
+
+def _tokenizer(recipe: Recipe, absolute: Callable[[str], str]) -> SeenTokenizer | None:
+    named = getattr(recipe.data, "tokenizer", None)
+    if recipe.data.kind not in ("text", "dataset"):
+        return None
+    if named in (None, BYTES):
+        return SeenTokenizer(BYTES, 256, None if not isinstance(recipe.model, HfModel) else recipe.model.path is None)
+    model = recipe.model.path if isinstance(recipe.model, HfModel) else None
+    own: bool | None = None
+    if model is not None:
+        own = model == named
+        if not own:
+            one, other = (tokenizer_content(Path(absolute(each))) for each in (named, model))
+            own = one == other if one and other else None
+    return SeenTokenizer(named, tokenizer_size(Path(absolute(named))), own)
+
+
+_FORMATS = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8"}
+_OF_BLOCK = re.compile(r"\.\d+\.")
+
+
+def _model(recipe: Recipe, absolute: Callable[[str], str]) -> SeenModel | None:
+    """By the heads of its safetensors (huggingface/safetensors, README: eight bytes of size, then JSON)."""
+    if not isinstance(recipe.model, HfModel) or recipe.model.path is None:
+        return None
+    folder = Path(absolute(recipe.model.path))
+    index = _json_of(folder / "model.safetensors.index.json").get("weight_map")
+    names = sorted({*index.values()}) if isinstance(index, dict) else ["model.safetensors"]
+    size = adapters = 0
+    formats: Counter[str] = Counter()
+    try:
+        for name in names:
+            with (folder / name).open("rb") as file:
+                head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MOST)))
+            for key, tensor in head.items():
+                if key == "__metadata__":
+                    continue
+                values = math.prod(tensor["shape"])
+                size += values
+                formats[tensor["dtype"]] += values
+                if len(tensor["shape"]) == 2 and key.endswith(".weight") and _OF_BLOCK.search(key):
+                    adapters += recipe.peft.rank * sum(tensor["shape"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # who loads them says what is wrong
+        return None
+    most = formats.most_common(1)
+    return SeenModel(size, adapters, _FORMATS.get(most[0][0], most[0][0].lower())) if most else None
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's files in a folder, by name."""
+    return sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()})
+
+
+def tokenizer_content(folder: Path) -> str:
+    """What of a tokenizer.json makes ids of texts; empty without one. Templates and settings beside it do not count."""
+    found = _json_of(folder / "tokenizer.json")
+    parts = [found.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")]
+    return json.dumps(parts, sort_keys=True) if found else ""
+
+
+def tokenizer_size(folder: Path) -> int | None:
+    """One more than the highest id that a tokenizer.json gives; None without one."""
+    found = _json_of(folder / "tokenizer.json")
+    vocabulary = (found.get("model") or {}).get("vocab") if isinstance(found.get("model"), dict) else None
+    try:
+        ids = [each["id"] for each in found.get("added_tokens") or ()]
+        if isinstance(vocabulary, dict):
+            ids += vocabulary.values()
+        elif isinstance(vocabulary, list):
+            ids.append(len(vocabulary) - 1)
+        return max(ids) + 1 if vocabulary else None
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        if os.stat(path).st_size > _MOST or not path.is_file():  # noqa: PTH116
+            return {}
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # who loads it says what is wrong with it
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,585 @@
+"""Prepare rows: find their files and their format, make token ids of them in parallel, and keep these by content."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from trainkit.data.chats import ChatError
+from trainkit.data.encode import RowEncoder
+from trainkit.data.files import (
+    COMPRESSED,
+    TABLES,
+    RawRow,
+    ShardPosition,
+    check_shard,
+    chosen_files,
+    columns_of,
+    reading,
+    rows_of,
+)
+from trainkit.data.formats import FormatError, RowFormat, packing_of, recognised
+from trainkit.data.prepared import (
+    FORMAT,
+    Prepared,
+    Tokens,
+    finish,
+    known_labels,
+    locked,
+    read_view,
+    read_whole_folder,
+    save_array,
+    view_of,
+)
+from trainkit.data.tokenizer import fingerprint, open_encoder
+from trainkit.errors import TrainingError
+from trainkit.files import cache_folder, parse_json, remove_tree, write_json
+from trainkit.hub.splits import RowSelection
+from trainkit.recipe.schema import DatasetData, HfModel, Recipe
+from trainkit.recipe.schema.data import BYTES, Mixed
+from trainkit.recipe.schema.model import places_of, task_of
+
+PIECE = 1 << 22  # bytes of a file that are one task
+BATCH = 512  # rows that are one task, of a file that is read from its start
+SMALL = 1 << 23  # bytes of all files, up to which starting processes would take longer
+MOST_WORKERS = 64
+MOST_OF_TEXT = 1024  # tokens, as in transformers' run_clm.py (block_size)
+_KEPT_EVERY = 2.0  # seconds between two records of how far a preparation is
+_SETTLED = 2.0  # seconds after which a file that is the same size and age has the same content
+
+
+@dataclass(frozen=True, slots=True)
+class RowFiles:
+    """The files of one source. held_out: separate files to evaluate on, if any. names: of labels."""
+
+    asked: Mixed
+    files: Sequence[Path]
+    held_out: Sequence[Path]
+    form: RowFormat
+    size: int  # bytes
+    names: tuple[str, ...]
+
+
+def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
+    """The files of a source, each checked, and the format of their rows. TrainingError names a file or a column."""
+    paths = _paths(asked.path)
+    parts = [chosen_files(path, RowSelection(asked.subset, asked.split, data.validation_split)) for path in paths]
+    files, held_out = ([file for part in parts for file in part[which]] for which in (0, 1))
+    if data.validation_path is not None:
+        held_out = [file for path in _paths(data.validation_path) for file in chosen_files(path, RowSelection())[0]]
+    form = _format(files, {**data.columns, **asked.columns}, task)
+    looked_at = [check_shard(path, form.read) for path in (*files, *held_out)]
+    label = form.columns.get("label", "")
+    names = {names[label] for _, names in looked_at if label in names}
+    if len(names) > 1 and not data.labels:
+        raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
+    return RowFiles(asked, files, held_out, form, sum(size for size, _ in looked_at), next(iter(names), ()))
+
+
+def _paths(named: str | Sequence[str]) -> list[Path]:
+    return [Path(each).absolute() for each in ([named] if isinstance(named, str) else named)]
+
+
+def _format(files: Sequence[Path], given: Mapping[str, str], task: str) -> RowFormat:
+    """By the columns of the first file that has a row. TrainingError where the task cannot learn from them."""
+    for path in files:
+        check_shard(path)
+        if present := columns_of(path):
+            try:
+                return recognised(present, given, task, where=f"{path}: its first row")
+            except FormatError as error:
+                raise TrainingError(f"data.path: {error.what}", hint=error.hint) from error
+    raise TrainingError(f"data.path: {', '.join(map(str, files)) or 'nothing'} has no row")
+
+
+def own_source(data: DatasetData) -> Mixed:
+    """`data.path` with its split and subset, as a source of a mixture is written."""
+    return Mixed(path=data.path, split=data.split, subset=data.subset)
+
+
+def row_encoder(recipe: Recipe, form: RowFormat) -> RowEncoder:
+    """The encoder of a recipe's rows. TrainingError without a tokenizer, or without a template for chats."""
+    data = cast("DatasetData", recipe.data)
+    try:
+        return RowEncoder.of(data, form, task_of(recipe), open_encoder(data.tokenizer))
+    except ChatError as error:
+        raise TrainingError(f"data.path: {form.described}: {error}") from error
+
+
+def prepare(
+    recipe: Recipe, run_dir: Path, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] | None = None
+) -> tuple[Prepared, RowFiles, RowEncoder, tuple[str, ...]]:
+    """The prepared rows of a recipe, made if they are not there. Also their files, the encoder, and names of labels.
+
+    say: is told how far it is. TrainingError names the file and row that cannot be learned from, or the setting.
+    """
+    data = cast("DatasetData", recipe.data)
+    found = row_files(own_source(data), data, task_of(recipe))
+    digest = _digest(found, recipe, environ)
+    encoder = row_encoder(recipe, found.form)
+    folder, refusals = data.cache or cache_folder(environ, "prepared"), []
+    for root in [*([Path(folder)] if folder else []), run_dir / "prepared"]:
+        ready = root / digest
+        try:
+            meta = read_whole_folder(ready)
+            if meta is None:
+                root.mkdir(parents=True, exist_ok=True)
+                with locked(root / f"{digest}.lock"):
+                    meta = read_whole_folder(ready)  # another process may have just made it
+                    if meta is None:
+                        if ready.exists():  # damaged on disk
+                            remove_tree(ready)
+                        _build(found, encoder, root / f"{digest}.part", ready, say)
+                meta = read_whole_folder(ready)
+            if meta is None:
+                refusals.append(f"{root}: the written data differs when read back")
+                continue
+            tokens = Tokens(ready, meta)
+            names, numbers = _numbered(tokens, encoder, found)
+            prepared = view_of(tokens, encoder, asked_view(recipe), numbers)
+        except OSError as error:
+            refusals.append(f"{root}: {error.strerror or error}")
+            continue
+        _require_both(prepared, found, encoder)
+        return prepared, found, encoder, names
+    raise TrainingError(
+        f"no folder can hold the prepared data ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
+    )
+
+
+def prepared_already(recipe: Recipe, run_dir: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether nothing is left to do, as far as that can be told without a tokenizer. TrainingError as of `prepare`."""
+    data = cast("DatasetData", recipe.data)
+    found = row_files(own_source(data), data, task_of(recipe))
+    folder = data.cache or cache_folder(environ, "prepared")
+    ready = Path(folder or run_dir / "prepared") / _digest(found, recipe, environ)
+    meta = read_whole_folder(ready)
+    return meta is not None and read_view(Tokens(ready, meta), asked_view(recipe)) is not None
+
+
+def asked_view(recipe: Recipe) -> dict[str, Any]:
+    """The settings that decide what of prepared rows are samples."""
+    data, settings = cast("DatasetData", recipe.data), model_settings(recipe)
+    return {
+        "sequence_length": data.sequence_length,
+        "target_length": data.target_length,
+        "limit": _most_tokens(recipe, settings),
+        "packing": packing_of(recipe, str(settings.get("model_type", ""))),
+        "validation_fraction": data.validation_fraction,
+        "split_seed": data.split_seed,
+        "labels": list(data.labels),
+    }
+
+
+def model_settings(recipe: Recipe) -> Mapping[str, Any]:
+    """What a model's config.json says, with the recipe's own settings in it; {} for one that is not transformers'."""
+    model = recipe.model
+    if not isinstance(model, HfModel):
+        return {}
+    if model.path is None:
+        return {"model_type": model.architecture, **model.config}
+    return {**_json_of(Path(model.path, "config.json")), **model.config}
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):  # the model or the tokenizer itself says what is wrong with it
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _most_tokens(recipe: Recipe, settings: Mapping[str, Any]) -> int | None:
+    """How many tokens the model can read at once: by its own settings, and by its tokenizer's."""
+    folder = getattr(recipe.data, "tokenizer", None) or BYTES
+    said = _json_of(Path(folder, "tokenizer_config.json")).get("model_max_length") if folder != BYTES else None
+    # What a tokenizer does not know it writes as 1e30.
+    found = [each for each in (places_of(settings), said) if isinstance(each, int) and 0 < each < 10**9]
+    return min(found, default=None)
+
+
+def text_length(recipe: Recipe) -> int:
+    """The tokens of a sample of plain text: as asked, or 1024, or what the model can read if that is less."""
+    asked: int | str = recipe.data.sequence_length
+    if isinstance(asked, int):
+        return asked
+    return min(MOST_OF_TEXT, _most_tokens(recipe, model_settings(recipe)) or MOST_OF_TEXT)
+
+
+def _require_both(prepared: Prepared, found: RowFiles, encoder: RowEncoder) -> None:
+    """TrainingError where nothing is left to train on, or to evaluate on."""
+    view = prepared.view
+    for side, part in (("train", view.train), ("evaluate", view.validation)):
+        if part.window if view.packing == "dense" else part.samples:
+            continue
+        rows = prepared.tokens.meta["rows"]
+        what = f"data.path: nothing is left to {side} on: {rows:,} {'row' if rows == 1 else 'rows'} in {found.files[0]}"
+        if part.without:
+            what += f", {part.without:,} of them with nothing to learn within {view.sequence_length} tokens"
+            raise TrainingError(what, hint="raise data.sequence_length: the prompts fill it")
+        raise TrainingError(what, hint="provide more rows: at least one to train on and one to evaluate on")
+
+
+def _numbered(tokens: Tokens, encoder: RowEncoder, found: RowFiles) -> tuple[tuple[str, ...], Any]:
+    """The names of labels, and the number of each row's label. TrainingError for a label without a number."""
+    if "label" not in encoder.form.columns:
+        return (), None
+    kept: Sequence[tuple[int | str, str]] = [(label, place) for label, place in tokens.meta["labels"]]
+    asked = tuple(encoder.data.labels) or found.names
+    words = next((place for label, place in kept if isinstance(label, str)), None)
+    numbers = next(((label, place) for label, place in kept if isinstance(label, int)), None)
+    if words is not None and numbers is not None:
+        what = f"label {numbers[0]} is a number, but the label of {words} is a name"
+        raise TrainingError(f"data.path: {numbers[1]}: {what}")
+    names, known = known_labels([label for label, _ in kept], asked)
+    for label, place in kept:
+        if label not in known:
+            raise TrainingError(f"data.path: {place}: label {label!r} is not in data.labels: {', '.join(names)}")
+    return names, np.array([known[label] for label, _ in kept], dtype=np.int64)[tokens.label_of_row]
+
+
+def _digest(found: RowFiles, recipe: Recipe, environ: Mapping[str, str]) -> str:
+    """A digest of everything that decides the token ids and their order."""
+    data = cast("DatasetData", recipe.data)
+    folder = data.cache or cache_folder(environ, "prepared")
+    memory = Path(folder) / "contents" if folder else None
+    bytes_alone, template = data.tokenizer in (None, BYTES), data.chat_template
+    if template is not None and Path(template).is_file():
+        template = content_digest(Path(template).absolute(), memory)
+    described = {
+        "format": FORMAT,
+        "files": [[content_digest(path, memory) for path in files] for files in (found.files, found.held_out)],
+        "form": [found.form.name, dict(found.form.columns)],
+        "task": task_of(recipe),
+        "tokenizer": BYTES if bytes_alone else fingerprint(Path(str(data.tokenizer))),
+        "versions": [] if bytes_alone else _versions(),
+        "template": template,
+        "prefix": data.prompt_prefix,
+        "skip_empty": data.skip_empty,
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _versions() -> list[str]:
+    from importlib.metadata import version
+
+    return [version(name) for name in ("transformers", "tokenizers")]
+
+
+def content_digest(path: Path, memory: Path | None) -> str:
+    """SHA-256 of a file's content. memory: a folder that remembers it for a file of the same size, age and place."""
+    with reading(path):
+        status = path.stat()
+        known = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+        note = memory / hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()[:32] if memory else None
+        if note is not None:
+            try:
+                if len(kept := note.read_text()) == 64:
+                    return kept
+            except OSError:
+                pass
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if note is not None and time.time() - status.st_mtime > _SETTLED and path.stat() == status:
+            try:
+                note.parent.mkdir(parents=True, exist_ok=True)
+                scratch = note.with_name(f".{note.name}.{os.getpid()}")
+                scratch.write_text(digest)
+                scratch.replace(note)
+            except OSError:
+                pass  # it is read again the next time
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file that one process reads: from a position to before another. rows: where they are read already."""
+
+    path: Path
+    start: ShardPosition
+    stop: ShardPosition | None = None
+    rows: Sequence[RawRow] = ()
+    held_out: bool = False
+
+
+@dataclass(slots=True)
+class Made:
+    """What became of a piece."""
+
+    rows: int = 0
+    skipped: int = 0
+    sizes: array[int] = field(default_factory=lambda: array("q"))  # tokens of each text
+    texts: array[int] = field(default_factory=lambda: array("q"))  # texts of each row
+    keys: array[int] = field(default_factory=lambda: array("Q"))  # of each row, by content
+    labels: list[int | str | None] = field(default_factory=list)  # of each row
+    first_of_label: dict[int | str, str] = field(default_factory=dict)  # where each label occurs first
+    ids: bytes = b""
+    learned: bytes = b""
+    highest: int = -1
+    where: str = ""
+    remarks: tuple[str, ...] = ()
+    held_out: bool = False
+
+
+def pieces_of(path: Path) -> Iterator[Piece]:
+    """The parts of a file, in order."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        row = 0
+        metadata = pyarrow.parquet.read_metadata(path)
+        for group in range(metadata.num_row_groups):
+            size = metadata.row_group(group).num_rows
+            yield Piece(path, ShardPosition(0, row), ShardPosition(0, row + size))
+            row += size
+        return
+    lines = path.suffix not in TABLES and not path.name.endswith((*COMPRESSED, ".csv", ".tsv"))
+    if lines and path.stat().st_size > PIECE and not _begins_otherwise(path):
+        yield from _lines_of(path)
+        return
+    waiting: list[RawRow] = []
+    for raw in rows_of(path, ()):
+        waiting.append(raw)
+        if len(waiting) == BATCH:
+            yield Piece(path, waiting[0].position, None, waiting)
+            waiting = []
+    if waiting:
+        yield Piece(path, waiting[0].position, None, waiting)
+
+
+def _begins_otherwise(path: Path) -> bool:
+    """Whether it is not plain JSON lines: an array, or compressed under a name that does not say so."""
+    with path.open("rb") as file:
+        return not file.read(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+
+def _lines_of(path: Path) -> Iterator[Piece]:
+    """Parts of a file of JSON lines, each of whole lines, with the number of its first."""
+    start, row, lines, offset = 0, 0, 0, 0
+    with path.open("rb") as file:
+        while block := file.read(PIECE):
+            end = block.rfind(b"\n")
+            if end < 0:
+                offset += len(block)
+                continue
+            lines += block.count(b"\n")
+            stop = ShardPosition(0, lines, offset + end + 1)
+            yield Piece(path, ShardPosition(0, row, start), stop)
+            start, row = stop.offset, lines
+            offset += len(block)
+    if start < offset:
+        yield Piece(path, ShardPosition(0, row, start), ShardPosition(0, row + 1, offset))
+
+
+def made_of(piece: Piece, encoder: RowEncoder) -> Made:
+    """Token ids of a piece. TrainingError names a row."""
+    made = Made(held_out=piece.held_out)
+    ids, learned = array(_code(encoder)), bytearray()
+    for encoded in encoder.encoded(raw.row() for raw in _rows(piece, encoder)):
+        made.rows += 1
+        made.skipped += not encoded.texts
+        made.texts.append(len(encoded.texts))
+        key = hashlib.blake2b(digest_size=8)
+        for text in encoded.texts:
+            of_text = array(ids.typecode, text.ids)
+            key.update(of_text.tobytes())
+            if (highest := max(text.ids)) > made.highest:
+                made.highest, made.where = highest, encoded.row.place
+            made.sizes.append(len(of_text))
+            ids.extend(of_text)
+            learned += text.learned
+        made.labels.append(encoded.label)
+        if encoded.label is not None:
+            made.first_of_label.setdefault(encoded.label, encoded.row.place)
+        made.keys.append(int.from_bytes(key.digest(), "little"))
+    made.ids, made.learned = ids.tobytes(), bytes(learned)
+    made.remarks = encoder.template.remarks if encoder.template else ()
+    return made
+
+
+def _rows(piece: Piece, encoder: RowEncoder) -> Iterator[RawRow]:
+    if piece.rows:
+        yield from piece.rows
+        return
+    for raw in rows_of(piece.path, encoder.form.read, piece.start):
+        if piece.stop is not None and raw.position.row >= piece.stop.row:
+            return
+        yield raw
+
+
+def _code(encoder: RowEncoder) -> str:
+    """Type code of `array` for ids: millions of them are kept."""
+    if encoder.form.name in ("ids", "labelled_ids"):
+        return "I"
+    return "B" if encoder.encoder.size <= 1 << 8 else "H" if encoder.encoder.size <= 1 << 16 else "I"
+
+
+_of_process: dict[str, RowEncoder] = {}  # in a worker
+
+
+def _begin_worker(encoder: RowEncoder, parent: int) -> None:
+    _of_process["encoder"] = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # threads of the parent's are not in a fork, which would wait for them
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A worker ends with the process that started it, which may be killed."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _in_worker(piece: Piece) -> Made | TrainingError:
+    try:
+        return made_of(piece, _of_process["encoder"])
+    except TrainingError as error:  # as a value: raised in a worker, it would arrive with its traceback
+        return error
+
+
+def _all_made(pieces: Iterator[Piece], encoder: RowEncoder, size: int) -> Iterator[Made]:
+    """What becomes of the pieces, in their order, on all cores of this process where that is worth it."""
+    cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if size <= SMALL or cores == 1:
+        yield from (made_of(piece, encoder) for piece in pieces)
+        return
+    # A fork has the tokenizer already; it is safe here, where no thread but this one runs.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(cores, context, _begin_worker, (encoder, os.getpid())) as pool:
+        waiting: deque[Future[Made | TrainingError]] = deque()
+        try:
+            for piece in pieces:
+                waiting.append(pool.submit(_in_worker, piece))
+                if len(waiting) > 2 * cores:
+                    yield _sound(waiting.popleft().result())
+            while waiting:
+                yield _sound(waiting.popleft().result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _sound(made: Made | TrainingError) -> Made:
+    if isinstance(made, TrainingError):
+        raise made
+    return made
+
+
+_PARTS = ("ids", "learned", "sizes", "texts", "keys", "label_of_row")
+
+
+def _build(found: RowFiles, encoder: RowEncoder, scratch: Path, ready: Path, say: Callable[[str], None] | None) -> None:
+    """Write the token ids of all files. A preparation that was killed goes on behind the pieces that it has kept."""
+    done = _begun(scratch)
+    files = [*((path, False) for path in found.files), *((path, True) for path in found.held_out)]
+    pieces = (replace(piece, held_out=held) for path, held in files for piece in pieces_of(path))
+    left = itertools.islice(pieces, done["pieces"], None)
+    began = kept = time.monotonic()
+    labels = {label: number for number, (label, _) in enumerate(done["labels"])}
+    with ExitStack() as stack:
+        outs = {name: stack.enter_context((scratch / f"{name}.part").open("ab")) for name in _PARTS}
+        for made in _all_made(left, encoder, found.size):
+            for label, place in made.first_of_label.items():
+                if label not in labels:
+                    labels[label] = len(labels)
+                    done["labels"].append((label, place))
+            of_rows = array("i", (-1 if label is None else labels[label] for label in made.labels))
+            for name in _PARTS:
+                outs[name].write(of_rows if name == "label_of_row" else getattr(made, name))
+            done["pieces"] += 1
+            done["rows"] += made.rows
+            done["training_rows"] += 0 if made.held_out else made.rows
+            done["skipped"] += made.skipped
+            done["remarks"] = [*dict.fromkeys([*done["remarks"], *made.remarks])]
+            if made.highest > done["highest"]:
+                done["highest"], done["where"] = made.highest, made.where
+            if (now := time.monotonic()) - kept > _KEPT_EVERY:
+                kept = now
+                _keep(scratch, outs, done)
+                if say is not None:
+                    say(f"{done['rows']:,} rows in {now - began:.0f} s")
+        _keep(scratch, outs, done)
+    if not done["sizes_of_parts"]["sizes"]:
+        raise TrainingError(f"data.path: {found.files[0]} has no row to learn from", hint="check data.skip_empty")
+    _assemble(scratch, ready, done, encoder)
+
+
+def _begun(scratch: Path) -> dict[str, Any]:
+    """How far an earlier preparation came, whose files are cut to what it had recorded."""
+    done: dict[str, Any] = {"pieces": 0, "rows": 0, "training_rows": 0, "skipped": 0, "highest": -1, "where": "",
+                            "labels": [], "remarks": [], "sizes_of_parts": dict.fromkeys(_PARTS, 0)}  # fmt: skip
+    try:
+        kept = parse_json((scratch / "done.json").read_bytes())
+        for name in _PARTS:
+            os.truncate(scratch / f"{name}.part", kept["sizes_of_parts"][name])
+            if _end_of(scratch, name) != kept["ends"][name]:
+                raise ValueError("the file is not what was recorded of it")
+        done = {**done, **kept, "labels": [tuple(each) for each in kept["labels"]]}
+    except (OSError, ValueError, KeyError, TypeError):
+        if scratch.exists():
+            remove_tree(scratch)
+        scratch.mkdir()
+    return done
+
+
+def _end_of(scratch: Path, name: str) -> int:
+    """A checksum of the last bytes of a part."""
+    with (scratch / f"{name}.part").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+        return zlib.crc32(file.read())
+
+
+def _keep(scratch: Path, outs: Mapping[str, IO[bytes]], done: dict[str, Any]) -> None:
+    """Record how far it is, once that is on the disk."""
+    for out in outs.values():
+        out.flush()
+        os.fsync(out.fileno())
+    done["sizes_of_parts"] = {name: out.tell() for name, out in outs.items()}
+    write_json(scratch / "done.json", {**done, "ends": {name: _end_of(scratch, name) for name in outs}}, indent=None)
+
+
+def _assemble(scratch: Path, ready: Path, done: Mapping[str, Any], encoder: RowEncoder) -> None:
+    """Turn the parts into the arrays of :class:`Tokens`."""
+    sizes, texts = (np.fromfile(scratch / f"{name}.part", dtype=np.int64) for name in ("sizes", "texts"))
+    arrays: dict[str, Any] = {
+        "ids": {"dtype": _KINDS[_code(encoder)], "shape": [int(sizes.sum())]},
+        "learned": {"dtype": "bool", "shape": [int(sizes.sum())]},
+        "keys": {"dtype": "uint64", "shape": [len(texts)]},
+        "label_of_row": {"dtype": "int32", "shape": [len(texts)]},
+    }
+    for name in arrays:
+        (scratch / f"{name}.part").rename(scratch / f"{name}.bin")
+    arrays["starts"] = save_array(scratch, "starts", np.concatenate([[0], np.cumsum(sizes)]))
+    arrays["rows"] = save_array(scratch, "rows", np.repeat(np.arange(len(texts)), texts))
+    for leftover in ("sizes.part", "texts.part", "done.json"):
+        (scratch / leftover).unlink()
+    kept = {name: done[name] for name in ("rows", "training_rows", "skipped", "highest", "where", "labels", "remarks")}
+    finish(scratch, ready, {**kept, "arrays": arrays, "unit": _unit(encoder)})
+
+
+def _unit(encoder: RowEncoder) -> str:
+    return "tokens" if encoder.form.name in ("ids", "labelled_ids") else encoder.encoder.unit
+
+
+_KINDS = {"B": "uint8", "H": "uint16", "I": "uint32"}  # type codes of `array`, as NumPy calls them
