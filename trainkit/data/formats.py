@@ -71,7 +71,7 @@ SPEAKERS = {
 KEEPS_APART = frozenset(
     (
         *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm"),
-        *("glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granitemoe", "helium"),
+        *("glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "helium"),
         *("hunyuan_v1_dense", "llama", "llama4_text", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3"),
         *("olmoe", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
         *("stablelm", "starcoder2"),

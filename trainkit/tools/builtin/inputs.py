@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.data.formats import CAUSAL, PROMPTED
+from trainkit.data.formats import CAUSAL, KEEPS_APART, PROMPTED
 from trainkit.errors import Diagnostic, warning
 from trainkit.lora import NO_LORA, SAME, differing
 from trainkit.recipe.hub_name import is_repository
@@ -247,6 +247,17 @@ def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:
         yield asked.resolved.error("data.chat_template", what, hint, why=why, at=asked.origin("data.path"))
 
 
+def packed_texts_are_kept_apart(asked: Asked) -> Iterator[Diagnostic]:
+    """Texts in one sample are to be apart, and the model is not known to keep them so."""
+    data, model = asked.recipe.data, asked.recipe.model
+    if not isinstance(data, DatasetData) or data.packing != "isolated" or not isinstance(model, HfModel):
+        return
+    name = model.architecture or str(asked.resolved.described.model.get("model_type") or "")
+    if name and task_of(asked.recipe) == CAUSAL and name not in KEEPS_APART:
+        what = f"data.packing isolated: {name} is not known to keep the texts of a sample apart"
+        yield asked.resolved.error("data.packing", what, "set it to none, or leave it out")
+
+
 def tokenizer_fits_the_model(asked: Asked) -> Iterator[Diagnostic]:
     """A tokenizer gives ids that the model has no row for."""
     seen, rows = asked.seen, {**asked.resolved.described.model, **getattr(asked.recipe.model, "config", {})}
@@ -289,6 +300,7 @@ INPUT_RULES: tuple[InputRule, ...] = (
     architecture_problems,
     rows_can_be_learned_from,
     chats_need_a_template,
+    packed_texts_are_kept_apart,
     tokenizer_fits_the_model,
     adapters_are_those_of_the_recipe,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 import sys
@@ -85,9 +86,16 @@ class Transformer(Wrapped):
         self.attention_width = attention_width(inner.config)
         self.routers = routers_of(inner.config)
         self.routing = (self.routers.experts, self.routers.top_k) if self.routers else (0, 0)
-        # Cached keys and values are only useful for generation, and cost memory in training.
-        self._options = {"use_cache": False} if "use_cache" in self._takes else {}
+        # Cached keys and values are only useful for generation, and cost memory in training; and with them transformers
+        # does not look where texts begin.
+        self._options = {"use_cache": False} if self._takes_option("use_cache") else {}
         self._output: OutputLayer | None = None
+
+    def _takes_option(self, name: str) -> bool:
+        """Whether the model knows an option, or hands it on to its body, which does."""
+        body = getattr(self.inner, self.inner.base_model_prefix, self.inner)
+        hands_on = any(each.kind is each.VAR_KEYWORD for each in self._takes.values())
+        return name in self._takes or (hands_on and name in inspect.signature(body.forward).parameters)
 
     def join_loss(self) -> None:
         # With adapters around it, the output layer is no longer a plain layer.
