@@ -30,6 +30,7 @@ from transformers import Trainer, TrainingArguments
 
 from trainkit.data.encode import IGNORE_INDEX
 from trainkit.recipe.schema import TextData
+from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.data.text import read_corpus
 from trainkit.trainer.loop import SignalRequests, train
 from trainkit.trainer.metrics.writers import Metrics
@@ -45,7 +46,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def __init__(self, parts: Parts) -> None:
         data = cast("TextData", parts.settings.recipe.data)
-        self.length, self.text = data.sequence_length, read_corpus(data, parts.settings.run_dir).tokens
+        self.length, self.text = sample_length(parts.settings.recipe), read_corpus(data, parts.settings.run_dir).tokens
         share = parts.settings.batch.global_
         self.order = [sample for step in range(parts.steps) for sample in parts.order.indices(step, 0, share)]
         if any(bool((parts.source.train[[sample]].inputs["targets"] == IGNORE_INDEX).any()) for sample in self.order):

@@ -323,12 +323,15 @@ def _built(model: Path) -> Any:
 
 
 def _tokenize(folder: Path) -> None:
-    from trainkit.data.tokenizer import ChatError, open_encoder
+    from trainkit.data.chats import ChatError, ChatTemplate
+    from trainkit.data.tokenizer import Tokenizer, open_encoder
 
     encoder = open_encoder(str(folder / "work/given"))
     encoder.plain("the cat sat")
+    assert isinstance(encoder, Tokenizer)
     with contextlib.suppress(ChatError):
-        encoder.chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        template = ChatTemplate.of(encoder.inner, None)
+        encoder.learned(template.learnable([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]))
 
 
 def _adapt(folder: Path) -> None:

@@ -124,7 +124,7 @@ def test_rows_of_which_a_part_is_empty_are_passed_over_where_the_recipe_says_so(
 def test_several_files_are_read_in_order(tmp_path: Path) -> None:
     lines(tmp_path / "a.jsonl", [{"text": "abcd"}])
     (tmp_path / "b.jsonl").write_text('\n{"text": "uvwx"}')
-    more = {"validation_path": str(tmp_path / "a.jsonl"), "packing": "none", "sequence_length": 4}
+    more: dict[str, Any] = {"validation_path": str(tmp_path / "a.jsonl"), "packing": "none", "sequence_length": 4}
     found = opened("dataset", [tmp_path / "b.jsonl", tmp_path / "a.jsonl"], **more)
     assert [each[:3] for each in shown(found.train[[0, 1]].inputs["tokens"])] == ["uvw", "abc"]
 
@@ -216,7 +216,7 @@ def test_a_saved_data_set_gives_texts_with_its_own_validation_split(tmp_path: Pa
     train = Dataset.from_dict({"text": ["abc", "def", "ghi"], "mood": [1, 0, 1]}, features=kinds)
     held_out = Dataset.from_dict({"text": ["xyz"], "mood": [0]}, features=kinds)
     DatasetDict({"train": train, "validation": held_out, "test": held_out}).save_to_disk(tmp_path / "set")
-    texts = {"columns": {"text": "text"}, "packing": "none", "sequence_length": 8}
+    texts: dict[str, Any] = {"columns": {"text": "text"}, "packing": "none", "sequence_length": 8}
     found = opened("dataset", tmp_path / "set", **texts)
     assert found.train[[2]].inputs["tokens"].tolist() == [[*b"gh", 0, 0, 0, 0, 0, 0]]
     assert (len(found.train), len(found.validation)) == (3, 1)

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
@@ -408,9 +408,38 @@ def _decompressed(path: Path, file: BinaryIO) -> tuple[Any, bool]:
         except ImportError as error:
             what = f"data.path: {path} needs the package zstandard, which cannot be imported: {first_line(error)}"
             raise TrainingError(what, hint=install(sys.executable, "zstandard")) from error
-        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
-        return io.BufferedReader(reader, 1 << 16), True
+        return io.BufferedReader(_ZstdReader(buffered, zstandard.ZstdDecompressor().decompressobj), 1 << 16), True
     return buffered, False
+
+
+class _ZstdReader(io.RawIOBase):
+    """The content of a zstandard file. The package's own reader takes an end in the middle for the end.
+
+    begin: makes the reader of a frame; a file may have several.
+    """
+
+    def __init__(self, file: IO[bytes], begin: Callable[[], Any]) -> None:
+        self._file, self._begin = file, begin
+        self._frame: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            ended = self._frame is not None and self._frame.eof
+            packed = (self._frame.unused_data if ended else b"") or self._file.read(1 << 12)  # which may be large
+            if not packed:
+                if self._frame is not None and not ended:
+                    raise EOFError("it ends in the middle")
+                return 0
+            if self._frame is None or ended:
+                self._frame = self._begin()
+            self._ready = self._frame.decompress(packed)
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
 
 
 def _is_array(path: Path) -> bool:

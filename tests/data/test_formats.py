@@ -1,0 +1,253 @@
+"""What a row is, by its columns: the formats of every task, by their own names and by others, and what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from trainkit.data.files import SourceRow
+from trainkit.data.formats import (
+    CAUSAL,
+    FORMATS,
+    LABELLING,
+    MASKED,
+    WRITING,
+    Chat,
+    FormatError,
+    Pair,
+    Ready,
+    content_of,
+    packing_of,
+    recognised,
+)
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Recipe
+
+SAID = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
+TURNS = [{"from": "human", "value": "2+2="}, {"from": "gpt", "value": "4"}]
+# Of each format a row, and what it holds for a model of chats.
+ROWS: Mapping[str, tuple[dict[str, Any], Any]] = {
+    "messages": ({"messages": SAID}, Chat(SAID)),
+    "conversations": ({"conversations": TURNS}, Chat(SAID)),
+    "alpaca": ({"instruction": "2+2=", "output": "4"}, Chat(SAID)),
+    "completion": ({"prompt": "2+2=", "completion": "4"}, Chat(SAID)),
+    "pair": ({"source": "2+2=", "target": "4"}, Chat(SAID)),
+    "label": ({"text": "good", "label": 1}, Pair("", "good")),
+    "text": ({"text": "words"}, Pair("", "words")),
+    "labelled_ids": ({"input_ids": [1, 2], "label": 0}, Ready([1, 2])),
+    "ids": ({"input_ids": [1, 2], "labels": [-100, 2]}, Ready([1, 2], [-100, 2])),
+}
+
+
+def row_of(fields: Mapping[str, Any], **more: Any) -> SourceRow:
+    return SourceRow("a.jsonl:3", dict(fields), **more)
+
+
+def test_every_format_has_a_row_here() -> None:
+    assert [*ROWS] == [each.name for each in FORMATS]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_format_is_known_by_its_columns_and_by_others_that_are_named(name: str) -> None:
+    fields, content = ROWS[name]
+    task = next(each for each in FORMATS if each.name == name).tasks[0]
+    found = recognised(tuple(fields), {}, task)
+    assert found.name == name
+    assert content_of(row_of(fields), found, chats=True) == content
+    given = {role: f"the {role}" for role in fields}
+    renamed = {f"the {role}": value for role, value in fields.items()}
+    other = recognised((*renamed, "id"), given, task)
+    assert (other.name, set(other.read)) == (name, {*renamed})
+    assert content_of(row_of({**renamed, "id": 7}), other, chats=True) == content
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "expected"),
+    [
+        (("messages", "text"), CAUSAL, "messages"),
+        (("messages", "prompt", "completion"), CAUSAL, "messages"),
+        (("conversations", "instruction", "output"), CAUSAL, "conversations"),
+        (("instruction", "input", "output", "text"), CAUSAL, "alpaca"),
+        (("prompt", "completion", "text"), CAUSAL, "completion"),
+        (("text", "label"), CAUSAL, "text"),
+        (("text", "label"), LABELLING, "label"),
+        (("text", "label"), MASKED, "text"),
+        (("text", "input_ids"), CAUSAL, "text"),
+        (("input_ids", "label"), LABELLING, "labelled_ids"),
+        (("source", "target", "text"), WRITING, "pair"),
+        (("instruction", "output"), WRITING, "alpaca"),
+        (("prompt", "completion"), WRITING, "completion"),
+        (("chosen", "rejected", "messages"), CAUSAL, ""),
+    ],
+)
+def test_of_several_formats_the_first_that_the_task_learns_from_counts(
+    columns: Sequence[str], task: str, expected: str
+) -> None:
+    if expected:
+        assert recognised(columns, {}, task).name == expected
+    else:
+        with pytest.raises(FormatError, match="preferred"):
+            recognised(columns, {}, task)
+
+
+def test_a_named_column_decides_among_formats_and_may_be_of_another_name_that_is_there() -> None:
+    columns = ("text", "prompt", "completion")
+    assert recognised(columns, {}).name == "completion"
+    assert recognised(columns, {"text": "text"}).name == "text"
+    assert recognised(("input", "output"), {"prompt": "input", "completion": "output"}).name == "completion"
+    assert recognised(("en", "fr"), {"source": "en", "target": "fr"}, WRITING).name == "pair"
+    nested = recognised(("translation",), {"source": "translation.en", "target": "translation.fr"}, WRITING)
+    fields = row_of({"translation": {"en": "cat", "fr": "chat"}})
+    assert content_of(fields, nested, chats=False, prefix="to French: ") == Pair("to French: cat", "chat")
+
+
+def test_preference_pairs_are_refused_with_the_way_to_trl_and_may_be_learned_as_chats() -> None:
+    with pytest.raises(FormatError) as caught:
+        recognised(("prompt", "chosen", "rejected"), {})
+    assert "one answer is preferred" in caught.value.what
+    assert "trl.scripts.dpo" in caught.value.hint
+    assert "data.columns: {messages: chosen}" in caught.value.hint
+    assert recognised(("chosen", "rejected"), {"messages": "chosen"}).columns == {"messages": "chosen"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "task", "what", "hint"),
+    [
+        (("question", "answer"), {}, CAUSAL, "row 3 has question, answer; expected messages, conversations",
+         "the nearest is prompts with answers: data.columns: {prompt: question, completion: answer}"),
+        (("chat", "id"), {}, CAUSAL, "has chat, id", "data.columns: {messages: chat}"),
+        (("Body", "id"), {}, CAUSAL, "has Body, id", "the nearest is texts: data.columns: {text: Body}"),
+        (("review", "sentiment"), {}, LABELLING, "expected text + label",
+         "the nearest is labelled texts: data.columns: {text: review, label: sentiment}"),
+        (("article", "highlights"), {}, WRITING, "expected source + target",
+         "data.columns: {source: article, target: highlights}"),
+        (("prompt", "answer"), {}, CAUSAL, "has prompt, answer", "{prompt: prompt, completion: answer}"),
+        (("a", "b"), {}, CAUSAL, "has a, b", "name the columns: data.columns: {"),
+        ((), {}, CAUSAL, "has no column", "name the columns"),
+        (("text",), {}, LABELLING, "texts, and model.task sequence_classification learns from text + label",
+         "name the label's column: data.columns: {label: …}"),
+        (("source", "target"), {}, MASKED, "sources with targets, and model.task masked_lm learns from text",
+         "set model.task: seq2seq_lm"),
+        (("text",), {"text": "txt"}, CAUSAL, "there is no column 'txt' for text", "did you mean text?"),
+        (("words",), {"text": "nothing"}, CAUSAL, "there is no column 'nothing' for text", "name a column"),
+    ],
+)  # fmt: skip
+def test_what_is_no_format_is_said_with_what_is_there_what_was_expected_and_a_line_to_paste(
+    columns: Sequence[str], given: Mapping[str, str], task: str, what: str, hint: str
+) -> None:
+    with pytest.raises(FormatError) as caught:
+        recognised(columns, given, task, where="a.jsonl: row 3")
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+
+
+def test_a_hint_that_is_pasted_is_a_format() -> None:
+    for columns, task in ((("question", "answer"), CAUSAL), (("review", "class"), LABELLING), (("chat",), CAUSAL)):
+        with pytest.raises(FormatError) as caught:
+            recognised(columns, {}, task)
+        pasted = caught.value.hint.partition("data.columns: {")[2].rstrip("}")
+        given = dict(each.split(": ") for each in pasted.split(", "))
+        assert recognised(columns, given, task).read == columns
+
+
+def test_prompts_with_answers_are_plain_texts_where_no_template_is_used() -> None:
+    for name in ("alpaca", "completion", "pair"):
+        fields = ROWS[name][0]
+        found = recognised(tuple(fields), {}, CAUSAL)
+        assert content_of(row_of(fields), found, chats=False) == Pair("2+2=", "4")
+        assert content_of(row_of(fields), found, chats=False, prefix="do: ") == Pair("do: 2+2=", "4")
+
+
+def test_an_instruction_has_its_input_behind_it_and_its_system_before_it() -> None:
+    fields = {"instruction": "Add.", "input": "2+2", "output": "4", "system": "Be brief."}
+    found = recognised(tuple(fields), {})
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add.\n\n2+2"}, SAID[1]]
+    assert content_of(row_of(fields), found, chats=True) == Chat(said)
+    for empty in ("", None):
+        assert content_of(row_of({**fields, "input": empty, "system": empty}), found, chats=False) == Pair("Add.", "4")
+
+
+def test_conversations_speak_in_the_names_of_sharegpt_and_may_hold_messages() -> None:
+    found = recognised(("conversations", "system"), {})
+    turns = [{"from": who, "value": "x"} for who in ("Human", "gpt", "tool", "bard", "observation", "chatgpt")]
+    content = content_of(row_of({"conversations": turns, "system": "Be brief."}), found, chats=True)
+    assert isinstance(content, Chat)
+    roles = [each["role"] for each in content.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert content_of(row_of({"conversations": SAID}), found, chats=True) == Chat(SAID)
+    with pytest.raises(TrainingError, match=r"a\.jsonl:3: field 'conversations': turn 1 is from 'narrator'") as caught:
+        content_of(row_of({"conversations": [{"from": "narrator", "value": "x"}]}), found, chats=True)
+    assert "known are human, user, gpt" in caught.value.diagnostics[0].hint
+
+
+def test_prompts_and_answers_may_be_parts_of_a_chat_of_which_the_last_answer_is_learned() -> None:
+    fields = {"prompt": [*SAID, SAID[0]], "completion": [SAID[1]]}
+    found = recognised(tuple(fields), {})
+    assert content_of(row_of(fields), found, chats=True) == Chat([*SAID, *SAID], None, True)
+
+
+def test_tools_are_a_list_or_one_written_as_json() -> None:
+    found = recognised(("messages", "tools"), {})
+    for tools in ([{"name": "f"}], '[{"name": "f"}]'):
+        assert content_of(row_of({"messages": SAID, "tools": tools}), found, chats=True) == Chat(SAID, [{"name": "f"}])
+    for tools in (None, "", []):
+        assert content_of(row_of({"messages": SAID, "tools": tools}), found, chats=True) == Chat(SAID)
+    for tools, message in (("[", "is not JSON"), ("{}", "is no list of tools"), ({"a": 1}, "is no list of tools")):
+        with pytest.raises(TrainingError, match=rf"a\.jsonl:3: field 'tools' {message}"):
+            content_of(row_of({"messages": SAID, "tools": tools}), found, chats=True)
+
+
+def test_older_data_sets_hold_a_chat_as_a_mapping_of_lists() -> None:
+    fields = {"messages": {"role": ["user", "assistant"], "content": ["2+2=", "4"]}}
+    assert content_of(row_of(fields), recognised(("messages",), {}), chats=True) == Chat(SAID)
+
+
+def test_cells_may_hold_lists_as_json_and_labels_as_numbers() -> None:
+    found = recognised(("messages",), {})
+    cell = '[{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]'
+    assert content_of(row_of({"messages": cell}, cells=True), found, chats=True) == Chat(SAID)
+    with pytest.raises(TrainingError, match="field 'messages' is no list but a text"):
+        content_of(row_of({"messages": cell}), found, chats=True)
+    with pytest.raises(TrainingError, match="field 'messages' is not JSON"):
+        content_of(row_of({"messages": "[1,"}, cells=True), found, chats=True)
+    assert row_of({"label": " 12"}, cells=True).label("label") == 12
+    assert row_of({"label": "12"}).label("label") == "12"
+    assert row_of({"label": "good"}, cells=True).label("label") == "good"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "field 'messages' is empty"),
+        ({"messages": None}, "field 'messages' is no list but null"),
+        ({"messages": "Hi"}, "field 'messages' is no list but a text"),
+        ({"messages": [{"content": "Hi"}]}, "field 'messages' is not a chat: message 1 is no {role, content}"),
+        ({"messages": ["Hi"]}, "field 'messages' is not a chat: message 1"),
+        ({}, "field 'messages' is missing"),
+    ],
+)
+def test_a_row_of_no_chat_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        content_of(row_of(fields), recognised(("messages",), {}), chats=True)
+    assert f"data.path: a.jsonl:3: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "model_type", "expected"),
+    [
+        ({"kind": "gpt"}, "", "isolated"),
+        ({"kind": "hf", "architecture": "llama"}, "llama", "isolated"),
+        ({"kind": "hf", "architecture": "mamba"}, "mamba", "none"),
+        ({"kind": "hf", "architecture": "bert", "task": MASKED}, "bert", "dense"),
+        ({"kind": "hf", "architecture": "bert", "task": LABELLING}, "bert", "none"),
+        ({"kind": "hf", "architecture": "t5", "task": WRITING}, "t5", "none"),
+        ({"kind": "target", "target": "a:b"}, "", "none"),
+    ],
+)
+def test_texts_are_packed_where_the_model_keeps_them_apart(
+    model: dict[str, Any], model_type: str, expected: str
+) -> None:
+    recipe = {"model": model, "data": {"kind": "dataset", "path": "a.jsonl"}}
+    assert packing_of(Recipe.model_validate(recipe), model_type) == expected
