@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_one_message_with_file_and_row(
 @pytest.mark.parametrize("packed", [each for each in PACKERS if each])
 def test_a_truncated_archive_is_one_message_that_names_it(packed: str, tmp_path: Path) -> None:
     content = PACKERS[packed](json_lines(ROWS * 20))
-    for cut in (len(content) // 2, len(content) - 3):
+    for cut in (len(content) // 3, len(content) - 3):
         path = written(tmp_path, f"a.jsonl{packed}", content[:cut])
         assert f"{path} cannot be unpacked" in str(refused(path))
         assert seen(path).fault is None, "found when it is prepared"

@@ -152,7 +152,7 @@ def prepare(
             if meta is None:
                 refusals.append(f"{root}: the written data differs when read back")
                 continue
-            tokens = Tokens(ready, meta)
+            tokens = Tokens(ready, _with_names_of_today(meta, found))
             names, numbers = _numbered(tokens, encoder, found)
             prepared = view_of(tokens, encoder, asked_view(recipe), numbers)
         except OSError as error:
@@ -163,6 +163,18 @@ def prepare(
     raise TrainingError(
         f"no folder can hold the prepared data ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
     )
+
+
+def _with_names_of_today(meta: Mapping[str, Any], found: RowFiles) -> dict[str, Any]:
+    """The metadata with places in these files: they may have been called otherwise when their rows were prepared."""
+    called = dict(zip(meta["read_from"], map(str, (*found.files, *found.held_out)), strict=True))
+
+    def today(place: str) -> str:
+        then = max((name for name in called if place.startswith(f"{name}:")), key=len, default="")
+        return f"{called[then]}{place.removeprefix(then)}" if then else place
+
+    labels = [(label, today(place)) for label, place in meta["labels"]]
+    return {**meta, "where": today(meta["where"]), "labels": labels}
 
 
 def prepared_already(recipe: Recipe, run_dir: Path, environ: Mapping[str, str] = os.environ) -> bool:
@@ -522,6 +534,7 @@ def _build(found: RowFiles, encoder: RowEncoder, scratch: Path, ready: Path, say
         _keep(scratch, outs, done)
     if not done["sizes_of_parts"]["sizes"]:
         raise TrainingError(f"data.path: {found.files[0]} has no row to learn from", hint="check data.skip_empty")
+    done["read_from"] = [str(path) for path, _ in files]
     _assemble(scratch, ready, done, encoder)
 
 
@@ -574,7 +587,8 @@ def _assemble(scratch: Path, ready: Path, done: Mapping[str, Any], encoder: RowE
     arrays["rows"] = save_array(scratch, "rows", np.repeat(np.arange(len(texts)), texts))
     for leftover in ("sizes.part", "texts.part", "done.json"):
         (scratch / leftover).unlink()
-    kept = {name: done[name] for name in ("rows", "training_rows", "skipped", "highest", "where", "labels", "remarks")}
+    names = ("rows", "training_rows", "skipped", "highest", "where", "labels", "remarks", "read_from")
+    kept = {name: done[name] for name in names}
     finish(scratch, ready, {**kept, "arrays": arrays, "unit": _unit(encoder)})
 
 
