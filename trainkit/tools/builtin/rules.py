@@ -401,8 +401,8 @@ def tensor_core_advice(context: Context) -> Iterator[Diagnostic]:
     card = max(context.cards, key=lambda gpu: _multiple(used, gpu))
     # The feed-forward width of `gpt` is 4 hidden sizes, and fits if one does.
     sizes = dict(_settings(context, SIDES))
-    if context.batch.micro and not context.batch.search:
-        length = getattr(context.recipe.data, "sequence_length", 1)
+    length = getattr(context.recipe.data, "sequence_length", 1)
+    if context.batch.micro and not context.batch.search and length != "auto":  # which is a multiple of 64
         key = f"batch.micro {context.batch.micro} of {length} tokens:"
         sizes = {key: context.batch.micro * length, **sizes}
     multiple = _multiple(used, card)
