@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from trainkit import __version__
+from trainkit.cli.app import COMMANDS, FAMILIAR
 from trainkit.cli.file_system import FileSystem
 from trainkit.cli.line import split_line
 from trainkit.launch_plan.model import plan_from_json, plan_to_json
@@ -131,6 +132,13 @@ def test_an_unknown_command_is_a_usage_error(trainkit: Trainkit) -> None:
     ("words", "hint"),
     [
         (["pln", "x"], "did you mean plan?"),
+        (["train", "x.yaml"], "did you mean trainkit run?"),
+        (["Eval"], "did you mean trainkit run RECIPE --do_eval?"),
+        (["resume"], "did you mean trainkit run RECIPE checkpoint.resume=auto?"),
+        (["stop", "x"], "did you mean trainkit cancel?"),
+        (["finetune"], "did you mean trainkit config?"),
+        (["version"], "did you mean trainkit --version?"),
+        (["runs", "rm"], "did you mean trainkit runs prune?"),
         (["runs", "lst"], "did you mean list?"),
         (["ls", "--jsn"], "did you mean --json?"),
         (["cp"], "`trainkit cp --help`"),
@@ -144,6 +152,15 @@ def test_wrong_usage_is_said_like_every_other_error(trainkit: Trainkit, words: l
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert hint in done.stderr.splitlines()[1]
+
+
+def test_what_people_type_of_other_tools_leads_to_what_there_is() -> None:
+    commands = {"trainkit": {*COMMANDS}, "trainkit runs": {"list", "show", "prune"}}
+    to_come = {"generate", "data"}  # with the commands that use what was trained, and show the data
+    for group, words in FAMILIAR.items():
+        assert not words.keys() & (commands[group] - to_come)
+        named = {target.partition(" ")[0] for target in words.values()} - {"--version", "--help"}
+        assert named <= commands[group] | to_come
 
 
 @pytest.mark.parametrize(

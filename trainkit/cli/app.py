@@ -46,6 +46,39 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
 # What scripts and jobs call, and nobody types.
 HIDDEN: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {"job": ("job:app", CommandGroup, "")}
 
+# What people type who know other tools, by the command or the group in front of it: what it is called here.
+FAMILIAR: Mapping[str, Mapping[str, str]] = {
+    "trainkit": {
+        **dict.fromkeys(("train", "launch", "start", "execute", "exec", "fit", "pretrain"), "run"),
+        **dict.fromkeys(("resume", "continue", "restart"), "run RECIPE checkpoint.resume=auto"),
+        **dict.fromkeys(("eval", "evaluate", "test"), "run RECIPE --do_eval"),
+        **dict.fromkeys(("predict", "classify", "score"), "run RECIPE --do_predict"),
+        **dict.fromkeys(("chat", "infer", "inference", "sample", "ask", "complete"), "generate"),
+        **dict.fromkeys(("finetune", "fine-tune", "sft", "lora", "qlora", "new", "init", "create", "wizard"), "config"),
+        **dict.fromkeys(("configure", "setup", "quickstart"), "config"),
+        **dict.fromkeys(("stop", "kill", "abort", "scancel"), "cancel"),
+        **dict.fromkeys(("plot", "graph", "compare", "benchmark", "profile", "sweep"), "bench"),
+        **dict.fromkeys(("list", "recipes", "presets", "search"), "ls"),
+        **dict.fromkeys(("history", "experiments"), "runs list"),
+        **dict.fromkeys(("copy", "clone"), "cp"),
+        **dict.fromkeys(("ps", "jobs", "queue", "top", "squeue"), "status"),
+        **dict.fromkeys(("log", "tail", "output"), "logs"),
+        **dict.fromkeys(("save", "snapshot"), "checkpoint"),
+        **dict.fromkeys(("sbatch", "schedule"), "submit"),
+        **dict.fromkeys(("validate", "lint", "verify"), "check"),
+        **dict.fromkeys(("dry-run", "dryrun", "preview", "show"), "plan"),
+        **dict.fromkeys(("merge", "publish", "push", "upload"), "export"),
+        **dict.fromkeys(("convert", "migrate"), "import"),
+        **dict.fromkeys(("preprocess", "tokenize", "prepare", "dataset", "inspect"), "data"),
+        **dict.fromkeys(("diagnose", "health"), "doctor"),
+        **dict.fromkeys(("gpu", "nvidia-smi", "devices"), "gpus"),
+        **dict.fromkeys(("stacks", "py-spy", "debug"), "dump"),
+        "version": "--version",
+        "help": "--help",
+    },
+    "trainkit runs": {"ls": "list", "info": "show", **dict.fromkeys(("clean", "rm", "delete", "remove"), "prune")},
+}
+
 # Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.
 WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 _WORD = re.compile(r"'[^']+'|--\S+")
@@ -139,5 +172,10 @@ def usage_error(error: Any) -> UsageError:
 
         options = [name for each in context.command.params for name in each.opts]
         commands = context.command.list_commands(context) if isinstance(context.command, CommandGroup) else []
-        hint = did_you_mean(unknown[0].strip("'"), [*commands, *options], hint)
+        word = unknown[0].strip("'")
+        familiar = FAMILIAR.get(context.command_path, {}).get(word.lower(), "")
+        if familiar.startswith("--") or familiar.partition(" ")[0] in commands:
+            hint = f"did you mean {context.command_path} {familiar}?"
+        else:
+            hint = did_you_mean(word, [*commands, *options], hint)
     return UsageError(f"{message[:1].lower()}{message[1:]}", hint=hint)
