@@ -111,7 +111,7 @@ def test_answers_that_cannot_be_are_one_diagnostic_and_exit_2(
 
 
 def test_a_pipe_answers_line_by_line(trainkit: Trainkit, tmp_path: Path, two_cards: str) -> None:
-    first = ["", "?", "al", "nonsense", "zero3", "<", "fsdp", "", ""]
+    first = ["pretrain", "?", "al", "nonsense", "zero3", "<", "fsdp", "", ""]
     lines = [*first, "accelerate", "", "bf16", "64/8", "y", "100/50", "y"]
     done = trainkit("config", "--on", two_cards, stdin="\n".join([*lines, ""]), environ={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
@@ -129,7 +129,7 @@ def test_a_pipe_answers_line_by_line(trainkit: Trainkit, tmp_path: Path, two_car
 
 
 def test_an_input_that_ends_early_is_an_error_and_nothing_is_lost(trainkit: Trainkit, tmp_path: Path) -> None:
-    done = trainkit("config", stdin="builtin\ncpu-2\nddp\n")
+    done = trainkit("config", stdin="pretrain\ncpu-2\nddp\n")
     assert done.returncode == 2
     assert "the input ended before the last question" in done.stderr
     assert not (tmp_path / "recipe.yaml").exists()
@@ -142,7 +142,7 @@ def test_an_input_that_ends_early_is_an_error_and_nothing_is_lost(trainkit: Trai
 def test_kept_answers_replace_only_kept_answers(trainkit: Trainkit, tmp_path: Path) -> None:
     (tmp_path / "recipe.answers.yaml").write_text("precious\n")
     for _ in range(2):
-        trainkit("config", stdin="builtin\n")
+        trainkit("config", stdin="pretrain\n")
     assert (tmp_path / "recipe.answers.yaml").read_text() == "precious\n"
     assert {each.name for each in tmp_path.glob("*.yaml")} == {"recipe.answers.yaml", "recipe.answers-2.yaml"}
 
@@ -156,7 +156,7 @@ def test_without_any_answer_nothing_is_written(trainkit: Trainkit, tmp_path: Pat
 
 def test_the_last_question_takes_no_and_another_name(trainkit: Trainkit, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("mine\n")
-    everything = "\n" * 7
+    everything = "pretrain\n" + "\n" * 6
     done = trainkit("config", stdin=f"{everything}\n")  # the proposal for a file that exists is no
     assert done.returncode == 0, done.stderr
     assert "recipe.yaml exists. Replace it?" in done.stdout
@@ -183,14 +183,14 @@ def test_answers_are_kept_in_the_working_folder_where_that_of_the_recipe_cannot_
     trainkit: Trainkit, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.answers.yaml").mkdir()
-    done = trainkit("config", "--output", "/proc/mine.yaml", stdin="builtin\ncpu-2\n")
+    done = trainkit("config", "--output", "/proc/mine.yaml", stdin="pretrain\ncpu-2\n")
     assert done.returncode == 2
     assert "trainkit config --output /proc/mine.yaml --answers mine.answers-2.yaml" in done.stdout
     assert yaml.safe_load((tmp_path / "mine.answers-2.yaml").read_text())["nodes"] == {"processes_per_node": 2}
 
 
 def test_answers_that_no_file_can_keep_are_shown(trainkit: Trainkit) -> None:
-    done = trainkit("config", "--output", f"/proc/{'x' * 245}.yaml", stdin="builtin\ncpu-2\n")
+    done = trainkit("config", "--output", f"/proc/{'x' * 245}.yaml", stdin="pretrain\ncpu-2\n")
     assert done.returncode == 2
     assert "your answers cannot be saved" in done.stdout
     assert yaml.safe_load(done.stdout.partition("file with these lines:\n")[2])["nodes"] == {"processes_per_node": 2}

@@ -12,6 +12,7 @@ from wizard_terminal import DOWN, contents, converse, environment, planned, spaw
 
 from tests.conftest import Trainkit
 from tests.wizard.conftest import machine_of
+from tests.wizard.test_wizard_fine_tuning import save_model
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
 
@@ -25,7 +26,7 @@ def drive(tmp_path: Path, clean_environment: dict[str, str]) -> Drive:
 
     def answer(facts: Facts, **typed: str) -> Plan:
         (tmp_path / "facts.json").write_text(json.dumps(facts.to_json()))
-        asked = converse(spawn(tmp_path, clean_environment, ["--on", "facts.json"]), **typed)
+        asked = converse(spawn(tmp_path, clean_environment, ["--on", "facts.json"]), **{"program": "pretrain", **typed})
         plan = planned(tmp_path, facts)
         assert len(asked) + 1 <= (8 if plan.topology.world_size == 1 else 12)
         return plan
@@ -65,7 +66,7 @@ def test_the_built_in_trainer_on_a_cpu(tmp_path: Path, clean_environment: dict[s
     small = {"model.layers": 1, "model.hidden_size": 16, "data.sequence_length": 32, "data.cache": "cache"}
     words = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     child = spawn(tmp_path, clean_environment, words)
-    converse(child, where="cpu", data="corpus.txt", batch="4/2", checkpointing="yes", length="3/2")
+    converse(child, program="pretrain", where="cpu", data="corpus.txt", batch="4/2", checkpointing="yes", length="3/2")
     done = trainkit("run", "recipe.yaml", timeout=200)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs" / "recipe").iterdir()
@@ -100,6 +101,17 @@ def test_one_gpu_with_everything_typed(drive: Drive, tmp_path: Path) -> None:
     assert (trainer["batch"]["micro"], trainer["batch"]["accumulation"]) == (8, 8)
     assert recipe["efficiency"]["gradient_checkpointing"]["every"] is True
     assert (recipe["train"]["steps"], recipe["checkpoint"]["every_steps"]) == (70, 35)
+
+
+def test_fine_tuning_on_two_gpus(drive: Drive, tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    save_model(tmp_path / "base", template=False)
+    typed = {"rows": "chats.jsonl", "model": "base", "method": "lora", "strategy": "ddp", "output": "out"}
+    plan = drive(machine_of(2), program="finetune", **typed)
+    recipe = contents(plan, "trainer.json")["recipe"]
+    assert (recipe["model"]["path"], recipe["peft"]["kind"]) == ("base", "lora")
+    assert (recipe["data"]["path"], recipe["data"]["chat_template"]) == ("chats.jsonl", "chatml")
+    assert (recipe["train"]["epochs"], plan.output_root) == (3.0, "out")
 
 
 def test_mps(drive: Drive) -> None:

@@ -32,7 +32,7 @@ def test_reasons_the_way_back_refusals_and_leaving_without_loss(
     child.send("<")
     child.expect("this is the first question")
     child.expect(QUESTIONS["program"])
-    child.send(ENTER)
+    child.send("pretrain" + ENTER)
     child.expect(QUESTIONS["where"])
     child.send(DOWN + DOWN + UP + UP + ENTER)
     child.expect(r"2\. Where does it run\? all")
@@ -91,7 +91,7 @@ def test_an_existing_file_is_asked_about_and_another_name_can_be_typed(
     child = spawn(tmp_path, clean_environment, ["--set", "devices.type=cpu", "--set", "train.steps=3"])
     for topic in ("program", "data", "precision", "batch", "checkpointing"):
         child.expect(QUESTIONS[topic])
-        child.send(ENTER)
+        child.send(("pretrain" if topic == "program" else "") + ENTER)
     child.expect(r"recipe.yaml exists. Replace it\?")
     child.send("other.yaml" + ENTER)
     child.expect(r"Write other.yaml\?")

@@ -21,8 +21,12 @@ from trainkit.recipe.resolved import Request
 DOWN, UP, ENTER = "\x1b[B", "\x1b[A", "\r"
 # The beginning of each question by its topic.
 QUESTIONS = {
-    "program": "What do the processes execute",
+    "program": "What do you want to do",
     "command": "Which script, with which arguments",
+    "rows": "Which file or folder holds your data",
+    "model": "Which model learns from it",
+    "template": "How does a chat become one text",
+    "method": "Are all weights trained, or adapters",
     "where": "Where does it run",
     "machines": "How many machines",
     "strategy": "How is the model spread",
@@ -36,6 +40,7 @@ QUESTIONS = {
     "batch": "How many samples per step",
     "checkpointing": "Is memory so tight",
     "length": "How long does it train",
+    "output": "In which folder are its runs saved",
     "saving": "Save after how many steps",
 }
 

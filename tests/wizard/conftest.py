@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainkit.cli.file_system import FileSystem
+from trainkit.cli.pipeline import look_at_data
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.wizard.question import Base, View
 from trainkit.wizard.session import Session, read_base
@@ -76,7 +77,7 @@ def start(tmp_path: Path) -> Start:
         (tmp_path / "train.py").touch()
         disk = FileSystem()
         from_recipe = read_base(base, base, disk, str(tmp_path), {}) if base else Base()
-        return Session(View(lambda: facts, disk, str(tmp_path), from_recipe, given or {}))
+        return Session(View(lambda: facts, disk, str(tmp_path), from_recipe, given or {}, look=look_at_data))
 
     return begin
 
@@ -88,11 +89,16 @@ def taken(session: Session, typed: str) -> Session:
     return outcome
 
 
+def usual(session: Session, topic: str) -> str:
+    """What is typed where a test says nothing: pretraining, which is asked the most, and else the default."""
+    return "pretrain" if topic == "program" and not session.view.base.path else ""
+
+
 def answered(session: Session, **typed: str) -> tuple[Session, list[str]]:
-    """Answer every question, with what is typed for its topic or with the default; also the topics in order."""
+    """Answer every question, with what is typed for its topic or by `usual`; also the topics in order."""
     topics = []
     while (question := session.question) is not None:
         topics.append(question.topic)
-        session = taken(session, typed.get(question.topic, ""))
+        session = taken(session, typed.get(question.topic, usual(session, question.topic)))
     assert typed.keys() <= set(topics)
     return session, topics

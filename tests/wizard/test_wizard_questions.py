@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from tests.wizard.conftest import Machine, Start, answered, taken
+from tests.wizard.conftest import Machine, Start, answered, taken, usual
 from trainkit.errors import Diagnostic
 from trainkit.machine.facts import GpuProcess
 from trainkit.recipe.schema import StrategyKind
@@ -20,6 +20,7 @@ from trainkit.wizard.question import Question
 from trainkit.wizard.session import Session
 
 WRITE = 1  # the last question, whether to write the file
+WISHES = ("try", "pretrain")
 PROGRAMS = choices(schema().settings["program.kind"][0].annotation)
 
 
@@ -28,7 +29,7 @@ def to(session: Session, topic: str, **typed: str) -> tuple[Session, Question]:
     while (question := session.question) is not None:
         if question.topic == topic:
             return session, question
-        session = taken(session, typed.get(question.topic, ""))
+        session = taken(session, typed.get(question.topic, usual(session, question.topic)))
     raise AssertionError(f"{topic} is never asked")
 
 
@@ -67,10 +68,10 @@ def test_room_and_number_format_are_those_of_the_cards_that_were_chosen(
     assert to(session, "precision")[1].default == ("bf16" if oldest == "A100" else "fp16")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [*WISHES, "script", *PROGRAMS[1:]])
 @pytest.mark.parametrize("where", ["one", "cpu"])
 def test_one_process_takes_at_most_eight_questions(machine: Machine, start: Start, program: str, where: str) -> None:
-    command = {} if program == "builtin" else {"command": "train.py"}
+    command = {} if program in WISHES else {"command": "train.py"}
     _, topics = answered(start(machine(1)), program=program, where=where, **command)
     assert len(topics) + WRITE <= 8, topics
 
@@ -321,15 +322,16 @@ def test_a_machine_without_probes_still_asks(machine: Machine, start: Start) -> 
         ("*.md", {"data.kind": "text", "data.path": ".", "data.include": "*.md"}),
         ("rows.jsonl", {"data.kind": "dataset", "data.path": "rows.jsonl"}),
         ("ids.npy", {"data.kind": "tokens", "data.path": "ids.npy"}),
-        ("corpus/*.parquet", {"data.kind": "dataset", "data.path": "corpus"}),
+        ("tables/*.parquet", {"data.kind": "dataset", "data.path": "tables"}),
         ("saved", {"data.kind": "dataset", "data.path": "saved"}),
     ],
 )
 def test_the_kind_of_data_follows_from_its_name(
     machine: Machine, start: Start, tmp_path: Path, typed: str, sets: dict[str, str]
 ) -> None:
-    for name in ("notes.txt", "a.md", "rows.jsonl", "ids.npy", "corpus/a.md", "saved/state.json"):
+    for name in ("notes.txt", "a.md", "rows.jsonl", "ids.npy", "corpus/a.md", "tables/a.parquet", "saved/data.arrow"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "saved/state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     session, _ = to(start(machine(1)), "data")
     assert taken(session, typed).view.answers[-1].sets == sets

@@ -17,6 +17,7 @@ from trainkit.recipe.schema.fields import Setting, nest, schema, tagged_sections
 from trainkit.recipe.validate import choices, default_kind, takes_switch
 
 if TYPE_CHECKING:
+    from trainkit.data.seen import SeenData
     from trainkit.launch_plan.model import Notice, Plan
     from trainkit.recipe.resolved import Resolved
 
@@ -154,6 +155,7 @@ class View:
     machine: gives the facts, which the first question does without.
     given: settings from files and flags; they win over answers.
     files: to look at the recipe's files; cwd: where relative paths start; environ: for references in the base.
+    look: what the heads of the files say that hold a recipe's data, its tokenizer and its model.
     pending: settings that are still to be asked about.
     """
 
@@ -164,6 +166,7 @@ class View:
     given: Settings = field(default_factory=dict)
     answers: tuple[Answer, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    look: Callable[[Resolved], SeenData] | None = None
     pending: frozenset[str] = frozenset()
 
     @property
@@ -182,16 +185,35 @@ class View:
     def chosen(self) -> Settings:
         """What answers and given settings say; a later answer wins over an earlier one, a given setting over both.
 
-        A setting of another kind, answered before the kind was changed, means nothing.
+        A setting of another kind, answered before the kind was changed, means nothing. One that is given is kept:
+        planning says what is wrong with it.
         """
-        return {key: value for key, value in self._said.items() if key.endswith(".kind") or self.declared(key)}
+        known = {*self.given}
+        return {
+            key: value
+            for key, value in self._said.items()
+            if key in known or key.endswith(".kind") or self.declared(key)
+        }
+
+    @cached_property
+    def _implied(self) -> Settings:
+        """What follows from answers, given settings and the base's kinds, as in a recipe that says no more."""
+        from trainkit.recipe.implied import imply
+        from trainkit.recipe.merge import Merge
+
+        kinds = {f"{section}.kind" for section in tagged_sections()}
+        base = {key: value for key, value in self.base.values.items() if key in kinds}
+        state = Merge(nest({**base, **self._said}))
+        imply(state)
+        return {key: entries[-1].value for key, entries in state.history.items()}
 
     def kind(self, section: str) -> str:
         """The kind of a tagged section; empty for any other."""
         if section not in tagged_sections():
             return ""
         key = f"{section}.kind"
-        return str(self._said.get(key) or self.base.values.get(key) or default_kind(section))
+        said = self._said.get(key) or self.base.values.get(key) or self._implied.get(key)
+        return str(said or default_kind(section))
 
     def declared(self, key: str) -> Setting | None:
         """The setting as the kind of its section declares it; None where that kind lacks it."""
@@ -209,7 +231,7 @@ class View:
         if alike and key in self.base.values:
             return self.base.values[key]
         setting = self.declared(key)
-        return setting.default if setting else None
+        return self._implied.get(key, setting.default) if setting else None
 
     def values(self, key: str) -> list[Any]:
         """The literal values of a setting; the kinds, for the kind of a tagged section."""
@@ -284,6 +306,11 @@ class View:
         return bool(self.get("program.kind") == "builtin")
 
     @property
+    def fine_tunes(self) -> bool:
+        """Whether trainkit's own trainer begins with a model that others have trained."""
+        return self.builtin and self.kind("model") == "hf" and not self.get("model.architecture")
+
+    @property
     def engine(self) -> str:
         """The strategy of the program's own engine; empty where it has none."""
         return ENGINES.get(str(self.get("program.kind")), "")
@@ -294,12 +321,24 @@ class View:
         return self.ranks > 1 or bool(self.engine)
 
     @cached_property
-    def outcome(self) -> Outcome:
-        """What the planner says of the answers so far, with a stand-in for what has no default and no answer yet."""
-        from trainkit.planner.build import build_plan  # after the first question is shown: it takes time
-
+    def resolved(self) -> Resolved:
+        """The recipe of the answers so far, with a stand-in for what has no default and no answer yet."""
         extends = {"extends": [self.base.path]} if self.base.path else {}
         text = json.dumps({"version": 1, **extends, **nest({**self.chosen, **dict(self._stand_ins())})})
+        return resolve_text(self, text, _NAME)
+
+    @cached_property
+    def seen(self) -> SeenData:
+        """What the files say that this recipe names. Raises RecipeError where there is none."""
+        from trainkit.data.seen import SeenData
+
+        return self.look(self.resolved) if self.look else SeenData()
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What the planner says of the answers so far."""
+        from trainkit.planner.build import build_plan  # after the first question is shown: it takes time
+
         # The machine with all its GPUs free: a recipe is for other days too.
         free: dict[str, Any] = {"processes": (), "held_by": None}
         idle = []
@@ -307,7 +346,9 @@ class View:
             parts = tuple(replace(part, **free, memory_free=part.memory_total) for part in gpu.instances)
             idle.append(replace(gpu, **free, memory_free=gpu.memory_total, instances=parts))
         try:
-            plan = build_plan(resolve_text(self, text, _NAME), replace(self.facts, gpus=tuple(idle))).plan
+            # What is known of rows is judged beside the model that is chosen, not beside a stand-in.
+            seen = self.seen if self.get("model.path") or not self.fine_tunes else replace(self.seen, form=None)
+            plan = build_plan(self.resolved, replace(self.facts, gpus=tuple(idle)), seen=seen).plan
         except RecipeError as error:
             return Outcome(tuple(each for each in error.diagnostics if each.severity == "error"))
         # A choice for which only a package is missing is offered all the same.
@@ -319,6 +360,8 @@ class View:
             yield "train.steps", 1
         if not self.builtin and not self.get("program.script") and not self.get("program.module"):
             yield "program.module", "program"
+        if self.kind("model") == "hf" and not self.get("model.path") and not self.get("model.architecture"):
+            yield "model.architecture", _STAND_INS.get(str(self.get("model.task")), "llama")
         # An address that no one looks up while planning.
         if int(self.get("nodes.count")) > 1 and "nodes.rendezvous" not in self.chosen:
             yield "nodes.rendezvous", "host:29500"
@@ -350,6 +393,7 @@ class View:
         return not any(each.key == key for each in self.supposing({key: sample}).outcome.errors)
 
 
+_STAND_INS = {"seq2seq_lm": "t5", "masked_lm": "bert", "sequence_classification": "bert"}
 _NAME = ".answers-so-far.yaml"
 
 

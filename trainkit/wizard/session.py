@@ -51,9 +51,10 @@ class Session:
 
     @cached_property
     def left(self) -> list[Topic]:
-        """The topics that are neither answered nor given."""
+        """The topics that are neither answered, by an answer to another one neither, nor given."""
         done = {answer.topic for answer in self.view.answers}
-        return [each for each in TOPICS if each.name not in done and not self.view.given.keys() & {*each.keys}]
+        settled = self.view.given.keys() | {key for answer in self.view.answers for key in answer.sets}
+        return [each for each in TOPICS if each.name not in done and not settled & {*each.keys}]
 
     @cached_property
     def seen(self) -> View:
@@ -297,7 +298,7 @@ def finish(view: View, path: str, places: Merge, modeline: str = "") -> Finished
     text = compose(view, path, modeline)
     try:
         resolved = resolve_text(view, text, seen_from(view.cwd, path))
-        plan = build_plan(resolved, view.facts).plan
+        plan = build_plan(resolved, view.facts, seen=view.look(resolved) if view.look else None).plan
     except RecipeError as error:
         raise RecipeError(placed(error.diagnostics, places)) from error
     return Finished(text, plan, resolved.warnings)

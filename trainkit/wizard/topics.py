@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections import Counter
@@ -12,20 +13,65 @@ from trainkit.errors import UsageError
 from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
+from trainkit.recipe.hub_name import is_repository
 from trainkit.recipe.implied import ROWS
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
 from trainkit.text import GIB, MIB, pluralize
+from trainkit.tools.base.detection import program_kind
 from trainkit.tools.base.fsdp_settings import SHARDING
+from trainkit.tools.base.imported_recipe import ImportContext
 from trainkit.tools.builtin.memory import format_parameters, largest, parameters
 from trainkit.tools.registry import LAUNCHERS
+from trainkit.wizard import fine_tuning
 from trainkit.wizard.question import UNCONFIGURED, AnswerOption, Settings, Topic, View, as_recipe, as_schema
 
 Read = tuple[Settings, str]  # what a typed answer sets, and the reason
 
 
-# What the processes execute.
+# What is wanted, and what the processes execute.
+
+FIRST_STEPS = (
+    ("try", "a small model from scratch, on text that is here already: nothing is downloaded"),
+    ("finetune", "a model of the Hub or of yours goes on learning, from your chats, rows or texts"),
+    ("pretrain", "a model from scratch, on text of yours"),
+    ("script", "your own program, unedited, in as many processes as you choose"),
+)
+BUILTIN = {"program.kind": "builtin"}
+TRIED = {**BUILTIN, "data.path": "python-stdlib", "precision.dtype": "auto", "batch.micro": 32}
+
+
+def _wishes(view: View) -> Iterator[AnswerOption]:
+    sets: Mapping[str, Settings] = {
+        "try": {**TRIED, EVERY: False},
+        "finetune": {**BUILTIN, "model.kind": "hf"},
+        "pretrain": BUILTIN,
+        "script": {"program.kind": "torch"},
+    }
+    for word, note in FIRST_STEPS:
+        yield AnswerOption(word, note, sets[word], note)
+
+
+def _wish(view: View) -> tuple[str, str]:
+    if view.base.path:
+        return view.get("program.kind") if not view.builtin else _trained(view), view.base.name
+    if view.kind("model") == "hf" or view.kind("data") == "dataset":
+        return _trained(view, "finetune"), "what is given"
+    given = {key.partition(".")[0] for key in view.given}
+    return (
+        ("pretrain", "what is given") if given & {"model", "data", "batch", "precision"} else ("try", "no file needed")
+    )
+
+
+def _trained(view: View, otherwise: str = "pretrain") -> str:
+    return "finetune" if view.fine_tunes else "pretrain" if view.kind("model") != "gpt" else otherwise
+
+
+def _read_wish(view: View, text: str) -> Read:
+    if text not in view.values("program.kind"):
+        raise UsageError(f"{text!r} is none of the choices", hint="type one of the words that are shown")
+    return {"program.kind": text}, view.meaning("program.kind", text)
 
 
 def _command(view: View) -> tuple[str, str]:
@@ -51,7 +97,11 @@ def _read_command(view: View, text: str) -> Read:
     sets: dict[str, object] = {key: argv[first]}
     if argv[first + 1 :] or view.get("program.args"):
         sets["program.args"] = argv[first + 1 :]
-    return sets, "started unedited"
+    if not any(each.topic == "program" and each.typed == "script" for each in view.answers):
+        return sets, "started unedited"
+    found = program_kind(ImportContext(view.files, view.cwd), argv[first:], module=bool(first))
+    sets["program.kind"] = found.kind
+    return sets, f"started unedited; of kind {found.kind}{f', by {found.by}' if found.by else ''}"
 
 
 # Where it runs.
@@ -300,7 +350,29 @@ def _read_data(view: View, text: str) -> Read:
     return {"data.kind": kind, "data.path": text}, view.meaning("data.kind", kind)
 
 
+def _read_rows(view: View, text: str) -> Read:
+    path, *named = re.split(r"\s+(?=[A-Za-z_]+=)", text)
+    columns = {"data.columns": dict(each.split("=", 1) for each in named)} if named else {}
+    if columns or ROWS.search(path) or _is_of_rows(view, path):
+        return fine_tuning.read_rows(view, {"data.kind": "dataset", "data.path": path, **columns})
+    return _read_data(view, path)
+
+
+def _is_of_rows(view: View, text: str) -> bool:
+    """Whether a folder holds rows, or is none and may be a data set of the Hub."""
+    place = absolute(text, view.cwd)
+    if not view.files.exists(place):
+        return "/" in text and is_repository(text) and not posixpath.splitext(text)[1]
+    return any(view.files.holds(place, pattern) for pattern in ("**/*.jsonl", "**/*.json", "**/*.csv", "**/*.parquet"))
+
+
 # How it trains.
+
+
+def _is_asked(view: View, key: str) -> bool:
+    """Whether the program sees a setting that fine-tuning has a default of its own for."""
+    return not view.fine_tunes and view.reaches(key)
+
 
 EVERY = "efficiency.gradient_checkpointing.every"
 SAVE = "checkpoint.every_steps"
@@ -374,6 +446,8 @@ def _length(view: View) -> tuple[str, str]:
     steps, epochs, save = (view.get(key) for key in ("train.steps", "train.epochs", SAVE))
     if steps is not None or epochs is not None:
         return (f"{steps}/{save}" if steps is not None else f"{epochs:g} epochs/{save}"), view.base.name
+    if view.fine_tunes:
+        return f"{fine_tuning.EPOCHS} epochs", "usual"
     return f"{STEPS}/{STEPS // 2}", "a first try"
 
 
@@ -385,7 +459,8 @@ def _read_length(view: View, text: str) -> Read:
         )
     sets: dict[str, object] = {}
     if (found["unit"] or "").startswith("epoch"):
-        sets["train.epochs"] = float(found["count"])
+        count = float(found["count"])
+        sets["train.epochs"] = int(count) if count.is_integer() else count
         if view.get("train.steps") is not None:
             sets["train.steps"] = None
     elif "." in found["count"]:
@@ -395,7 +470,11 @@ def _read_length(view: View, text: str) -> Read:
     save = int(found["save"]) if found["save"] else None
     if save is not None:
         sets[SAVE] = save
-    return sets, f"a run of {text.partition('/')[0].strip()}{'' if found['unit'] else ' steps'}, {_saved(save)}"
+    reason = f"a run of {text.partition('/')[0].strip()}{'' if found['unit'] else ' steps'}, {_saved(save)}"
+    if not view.fine_tunes:
+        return sets, reason
+    more, why = fine_tuning.beside_length(view)
+    return {**sets, **more}, "; ".join((reason, *why))
 
 
 def _read_saving(view: View, text: str) -> Read:
@@ -405,18 +484,21 @@ def _read_saving(view: View, text: str) -> Read:
 
 
 def _saved(steps: int | None) -> str:
-    return f"saved every {pluralize(steps, 'step')}" if steps else "nothing is saved before the end"
+    return f"saved every {pluralize(steps, 'step')}" if steps else "saved at its end"
 
 
 TOPICS: tuple[Topic, ...] = (
     Topic(
         "program",
         ("program.kind",),
-        "What do the processes execute?",
+        "What do you want to do?",
         "trainkit's own trainer reads the whole recipe. A script of yours is started unedited, in as many "
         "processes as you choose, and gets what its kind says.",
         open=lambda view: True,
-        default=lambda view: as_recipe(view, "program.kind", "no script needed"),
+        choices=_wishes,
+        default=_wish,
+        expected="the kind of your script, where its source does not tell: hf, accelerate, deepspeed or torch",
+        read=_read_wish,
         planned=False,  # the first question is shown before planning is even imported
     ),
     Topic(
@@ -430,6 +512,52 @@ TOPICS: tuple[Topic, ...] = (
         expected="train.py --lr 0.1",
         read=_read_command,
         explains=("program.script", "program.module", "program.args"),
+    ),
+    Topic(
+        "rows",
+        ("data.path", "data.kind", "data.target"),
+        "Which file or folder holds your data?",
+        "Chats, prompts with answers, labelled texts, sources with targets, or texts, which are recognised by the "
+        "names of their columns: rows in .jsonl, .json, .csv, .tsv, .parquet or .arrow, a folder of them, a data set "
+        "of the Hub (owner/name), or text files (notes/**/*.txt).",
+        open=lambda view: view.fine_tunes and not view.get("data.mix"),
+        default=lambda view: (str(view.get("data.path")), view.base.name) if view.base.path else ("", ""),
+        expected="chats.jsonl, or rows.csv prompt=question completion=answer where its columns have other names",
+        read=_read_rows,
+        explains=("data.path",),
+    ),
+    Topic(
+        "model",
+        ("model.path",),
+        "Which model learns from it?",
+        "A folder as save_pretrained writes it, or a name of the Hugging Face Hub, from which it is downloaded once "
+        "before the run. What is offered needs no permission there, and fits this machine with adapters.",
+        open=lambda view: view.fine_tunes,
+        choices=fine_tuning.models,
+        default=fine_tuning.model,
+        expected="a folder, or a name of the Hub (owner/name)",
+        read=fine_tuning.read_model,
+    ),
+    Topic(
+        "template",
+        ("data.chat_template",),
+        "How does a chat become one text? The tokenizer has no template.",
+        "A base model has seen no chats, and any template will do; its export brings it along.",
+        open=fine_tuning.needs_template,
+        choices=fine_tuning.templates,
+        default=fine_tuning.template,
+        expected="a file with a Jinja template",
+        read=fine_tuning.read_template,
+    ),
+    Topic(
+        "method",
+        ("peft.kind",),
+        "Are all weights trained, or adapters beside them?",
+        "Adapters (LoRA) take far less memory, forget less of what the model knows, and are a small file; all weights "
+        "learn more from much data.",
+        open=lambda view: view.fine_tunes,
+        choices=fine_tuning.methods,
+        default=fine_tuning.method,
     ),
     Topic(
         "where",
@@ -483,6 +611,7 @@ TOPICS: tuple[Topic, ...] = (
             ",".join(view.get("strategy.wrap_classes")) or str(view.get("strategy.auto_wrap")),
             view.base.name,
         ),
+        open=lambda view: _is_asked(view, "strategy.auto_wrap"),  # of transformers' models the blocks are known
         expected="class names, or a number",
         read=_read_wrapping,
         explains=("strategy.auto_wrap", "strategy.wrap_classes", "strategy.min_params"),
@@ -523,7 +652,10 @@ TOPICS: tuple[Topic, ...] = (
         "(rows/*.parquet), or token ids (*.npy). python-stdlib is 12 MB of source code that every Python brings "
         "along: good for a first try.",
         open=lambda view: (
-            view.builtin and view.get("data.kind") == "text" and not isinstance(view.get("data.path"), list)
+            view.builtin
+            and not view.fine_tunes
+            and view.get("data.kind") == "text"
+            and not isinstance(view.get("data.path"), list)
         ),
         default=lambda view: as_recipe(view, "data.path", "always there"),
         expected="corpus.txt",
@@ -536,6 +668,7 @@ TOPICS: tuple[Topic, ...] = (
         "Which number format does it compute in?",
         "The format of forward and backward. 16 bits are about twice as fast on GPUs that have units for them; "
         "weights and the optimizer's state stay in fp32. bf16 needs compute capability 8.0 (Ampere) or newer.",
+        open=lambda view: _is_asked(view, "precision.dtype"),
         default=_format,
     ),
     Topic(
@@ -545,6 +678,7 @@ TOPICS: tuple[Topic, ...] = (
         "64/8 means 64 samples per optimizer step, in passes of 8 samples on each process; the passes that are "
         "still missing are accumulated. The first number is for the model's sake, the second for the memory's: "
         "make it as large as fits. 64/auto finds that out at the start, and 64 alone is passes of at most 8.",
+        open=lambda view: _is_asked(view, "batch.micro"),
         choices=_batches,
         default=_batch,
         expected="64/8, 64/auto, or 64",
@@ -556,6 +690,7 @@ TOPICS: tuple[Topic, ...] = (
         (EVERY,),
         "Is memory so tight that activations are computed twice?",
         "A batch that fits needs no technique that saves memory. Where it does not fit, this is the first one to try.",
+        open=lambda view: _is_asked(view, EVERY),
         choices=_recomputing,
         default=_recomputes,
         explains=(EVERY, "efficiency.gradient_checkpointing.selective"),
@@ -563,14 +698,23 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "length",
         ("train.steps", "train.epochs"),
-        "How long does it train, and how often is it saved (steps)?",
-        "500/250 trains 500 steps and saves after 250 and at the end; 3 epochs/1000 counts passes over the data. 0 "
-        "behind the slash saves nothing.",
+        lambda view: f"How long does it train{'' if view.fine_tunes else ', and how often is it saved (steps)'}?",
+        "500/250 trains 500 steps and saves after 250 and at the end; 3 epochs/1000 counts passes over the data. "
+        "Without the slash it is saved at the end alone.",
         open=lambda view: view.builtin,
         default=_length,
         expected="500/250, or 3 epochs/1000",
         read=_read_length,
         explains=("train.steps", "train.epochs", SAVE),
+    ),
+    Topic(
+        "output",
+        ("output.root",),
+        "In which folder are its runs saved?",
+        open=lambda view: view.fine_tunes,
+        default=fine_tuning.output,
+        expected="runs",
+        read=fine_tuning.read_output,
     ),
     Topic(
         "saving",

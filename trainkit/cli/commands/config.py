@@ -26,7 +26,7 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import FileSystem, modeline, working_folder, write_file
 from trainkit.cli.machines import machine_facts
 from trainkit.cli.options import On
-from trainkit.cli.pipeline import find_recipe
+from trainkit.cli.pipeline import find_recipe, look_at_data
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 from trainkit.files import is_there
 from trainkit.recipe.merge import Merge
@@ -417,7 +417,7 @@ def config(
     machine = cache(partial(machine_facts, on))
     if on is not None:
         machine()  # so that an error is shown before the first question
-    session = Session(View(machine, disk, cwd, start, settings, (), environ))
+    session = Session(View(machine, disk, cwd, start, settings, (), environ, look_at_data))
     check_given(session.seen, places)
     again = ["trainkit", "config", *(["--output", output] if output != "recipe.yaml" else [])]
     again += [*(["--from", base] if base else []), *(["--on", on] if on else []), "--answers"]
