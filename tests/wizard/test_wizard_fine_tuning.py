@@ -18,7 +18,7 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import StrategyKind
 from trainkit.wizard.fine_tuning import MODELS
 from trainkit.wizard.question import resolve_text
-from trainkit.wizard.session import Session, compose, finish
+from trainkit.wizard.session import Session, completed, compose, finish
 
 CHAT = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -28,6 +28,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "questions.jsonl": [{"question": "2 + 2?", "reply": "4"}],
     "preferences.jsonl": [{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}],
     "pairs.jsonl": [{"source": "4", "target": "four"}],
+    "texts.jsonl": [{"text": "two and two"}],
 }
 FINETUNE = {"program": "finetune", "rows": "chats.jsonl", "model": "llama"}
 
@@ -122,6 +123,7 @@ def test_columns_with_other_names_are_named_behind_the_path(machine: Machine, st
         ("alpaca.jsonl", "t5", "seq2seq_lm"),
         ("pairs.jsonl", "t5", "seq2seq_lm"),
         ("alpaca.jsonl", "llama", CAUSAL),
+        ("texts.jsonl", "bert", "masked_lm"),
     ],
 )
 def test_the_task_follows_from_rows_and_model(
@@ -130,6 +132,29 @@ def test_the_task_follows_from_rows_and_model(
     session, _ = answered(start(machine(1)), program="finetune", rows=rows, model=model)
     _, resolved = written(session, tmp_path)
     assert getattr(resolved.recipe.model, "task", None) == task
+
+
+@pytest.mark.parametrize(
+    ("given", "task"),
+    [
+        ({"model.path": "bert", "data.path": "reviews.csv"}, "sequence_classification"),
+        ({"model.path": "bert"}, "sequence_classification"),
+        ({"data.path": "reviews.csv"}, "sequence_classification"),
+        ({"model.path": "bert", "data.path": "texts.jsonl"}, "masked_lm"),
+        ({"model.path": "t5", "data.path": "alpaca.jsonl"}, "seq2seq_lm"),
+        ({"model.path": "t5"}, "seq2seq_lm"),
+        ({"model.path": "llama", "data.path": "alpaca.jsonl"}, CAUSAL),
+    ],
+    ids=str,
+)
+def test_the_task_follows_from_what_is_given_too(
+    machine: Machine, start: Start, tmp_path: Path, given: dict[str, str], task: str
+) -> None:
+    asked = {"rows": "reviews.csv" if task != "seq2seq_lm" else "pairs.jsonl", "model": "bert"}
+    keys = {"rows": "data.path", "model": "model.path"}
+    asked = {topic: word for topic, word in asked.items() if keys[topic] not in given}
+    session, _ = answered(Session(completed(start(machine(1), given).view)), program="finetune", **asked)
+    assert getattr(written(session, tmp_path)[1].recipe.model, "task", None) == task
 
 
 def test_a_template_is_asked_for_where_the_tokenizer_has_none(machine: Machine, start: Start, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from trainkit.recipe.hub_name import is_repository
 from trainkit.recipe.implied import ROWS
 from trainkit.recipe.paths import absolute
 from trainkit.text import GIB, format_memory, pluralize
+from trainkit.tools.builtin.inputs import LOOKING_AHEAD
 from trainkit.tools.builtin.memory import RESERVED, SINGLE_FORMAT, WEIGHTS, format_parameters, largest
 from trainkit.wizard.question import AnswerOption, Settings, View, as_recipe
 
 if TYPE_CHECKING:
     from trainkit.data.seen import SeenData
 
-CAUSAL, WRITING, LABELLING = "causal_lm", "seq2seq_lm", "sequence_classification"
+CAUSAL, WRITING, LABELLING, MASKED = "causal_lm", "seq2seq_lm", "sequence_classification", "masked_lm"
 TASKS = (LABELLING, CAUSAL, WRITING)  # of rows that several can learn from, the first
 
 
@@ -71,7 +73,7 @@ def read_rows(view: View, sets: Settings) -> tuple[Settings, str]:
             return {**sets, **asks}, _found(seen)
         faults[task] = seen.fault
     what, hint = faults[CAUSAL]
-    raise UsageError(what, hint=f"{hint}; here behind the path: {path} prompt=NAME completion=NAME")
+    raise UsageError(what, hint=f"{hint}; here behind the path: {path} PART=COLUMN")
 
 
 def _found(seen: SeenData) -> str:
@@ -146,11 +148,36 @@ def read_model(view: View, text: str) -> tuple[Settings, str]:
     if not there and (not is_repository(text) or text.startswith((".", "/", "~"))):
         what = f"there is no folder {text}, and the Hub has no such names"
         raise UsageError(what, hint="write a folder as save_pretrained writes it, or owner/name")
-    task = next((each.task for each in MODELS if each.name == text), view.get("model.task") or CAUSAL)
-    if there and task == CAUSAL:
-        described = view.supposing({"model.path": text}).resolved.described.model
-        task = WRITING if described.get("is_encoder_decoder") else CAUSAL
-    return _named(view, text, task), f"from {'this folder' if there else 'the Hub'}"
+    return _named(view, text, _task(view, text)), f"from {'this folder' if there else 'the Hub'}"
+
+
+def _task(view: View, path: str) -> str:
+    """What a model is made for, with these rows: what they ask for, by the table, or by its config.json."""
+    asked = view.get("model.task") or CAUSAL
+    if asked != CAUSAL:
+        return str(asked)
+    if offered := next((each.task for each in MODELS if each.name == path), ""):
+        return offered
+    described = view.supposing({"model.path": path}).resolved.described.model
+    if described.get("is_encoder_decoder"):
+        return WRITING
+    if described.get("model_type") in LOOKING_AHEAD and not described.get("is_decoder"):
+        return MASKED if form(view) == "text" else LABELLING
+    return CAUSAL
+
+
+def task_of_given(view: View) -> Settings:
+    """The task that follows from a model, rows or both that are given: where they are asked for, answers set it."""
+    path, model = view.given.get("data.path"), view.given.get("model.path")
+    if "model.task" in view.given or not view.builtin or not (isinstance(path, str) or isinstance(model, str)):
+        return {}
+    sets: Settings = {}
+    with contextlib.suppress(UsageError, RecipeError):  # planning says what is wrong with them
+        if isinstance(path, str) and view.kind("data") == "dataset":
+            sets = read_rows(view.supposing({"model.kind": "hf"}), {"data.path": path})[0]
+        if isinstance(model, str):
+            sets = {**sets, **read_model(view.supposing(sets), model)[0]}
+    return {key: value for key, value in sets.items() if key == "model.task"}
 
 
 def _parameters(view: View) -> float | None:

@@ -20,6 +20,7 @@ from trainkit.recipe.schema.fields import defaults, lies_in, nest, schema, tagge
 from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
 from trainkit.recipe.yaml_writer import comment, flow, opening, recipe_name, shortened
 from trainkit.text import pluralize
+from trainkit.wizard.fine_tuning import task_of_given
 from trainkit.wizard.question import (
     Answer,
     Base,
@@ -176,6 +177,11 @@ def read_base(recipe: str, name: str, files: FileChecks, cwd: str, environ: dict
 def placed(found: Sequence[Diagnostic], state: Merge) -> tuple[Diagnostic, ...]:
     """Diagnostics of the finished recipe at the places where the settings were given, for those that were."""
     return tuple(replace(each, origin=state.places.get(each.key, each.origin)) for each in found)
+
+
+def completed(view: View) -> View:
+    """The view with what follows from files that are given."""
+    return replace(view, given={**task_of_given(view), **view.given})
 
 
 def check_given(view: View, places: Merge) -> None:

@@ -39,6 +39,7 @@ from trainkit.wizard.session import (
     Session,
     answers_text,
     check_given,
+    completed,
     finish,
     read_base,
     read_given,
@@ -417,7 +418,7 @@ def config(
     machine = cache(partial(machine_facts, on))
     if on is not None:
         machine()  # so that an error is shown before the first question
-    session = Session(View(machine, disk, cwd, start, settings, (), environ, look_at_data))
+    session = Session(completed(View(machine, disk, cwd, start, settings, (), environ, look_at_data)))
     check_given(session.seen, places)
     again = ["trainkit", "config", *(["--output", output] if output != "recipe.yaml" else [])]
     again += [*(["--from", base] if base else []), *(["--on", on] if on else []), "--answers"]
