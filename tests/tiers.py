@@ -57,6 +57,8 @@ SMOKE = (
     "e2e/test_torch_scripts.py::test_a_program_starts_in_the_folder_that_the_line_goes_to[torchrun",
     "e2e/test_hf_scripts.py::test_a_single_process_is_one_and_goes_on_from_what_an_earlier_run_left",
     "e2e/test_accelerate_scripts.py::test_one_process_computes_in_the_format_of_the_recipe[accelerate]",
+    "trainer/test_packing.py::test_packed_texts_lose_the_same_on_any_number_of_ranks[ddp",
+    "e2e/test_prepared_data.py::test_a_wrong_row_behind_those_of_the_plan_ends_a_run_before_its_ranks_start[a number]",
     "e2e/test_resume.py::test_usr1_saves_at_the_next_step_and_the_run_goes_on",
     "e2e/test_hangs.py::test_the_rank_that_holds_the_others_up_is_named_and_a_slow_one_is_not",
     "e2e/test_right_card.py::test_each_rank_has_the_chosen_card[torchrun select: [2, 0]]",

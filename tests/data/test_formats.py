@@ -190,13 +190,17 @@ def test_prompts_and_answers_may_be_parts_of_a_chat_of_which_the_last_answer_is_
 
 def test_tools_are_a_list_or_one_written_as_json() -> None:
     found = recognised(("messages", "tools"), {})
-    for tools in ([{"name": "f"}], '[{"name": "f"}]'):
-        assert content_of(row_of({"messages": SAID, "tools": tools}), found, chats=True) == Chat(SAID, [{"name": "f"}])
-    for tools in (None, "", []):
-        assert content_of(row_of({"messages": SAID, "tools": tools}), found, chats=True) == Chat(SAID)
-    for tools, message in (("[", "is not JSON"), ("{}", "is no list of tools"), ({"a": 1}, "is no list of tools")):
+
+    def tools_of(given: object) -> Any:
+        content = content_of(row_of({"messages": SAID, "tools": given}), found, chats=True)
+        assert isinstance(content, Chat)
+        return content.tools
+
+    assert tools_of([{"name": "f"}]) == tools_of('[{"name": "f"}]') == [{"name": "f"}]
+    assert tools_of(None) is tools_of("") is tools_of([]) is None
+    for given, message in (("[", "is not JSON"), ("{}", "is no list of tools"), ({"a": 1}, "is no list of tools")):
         with pytest.raises(TrainingError, match=rf"a\.jsonl:3: field 'tools' {message}"):
-            content_of(row_of({"messages": SAID, "tools": tools}), found, chats=True)
+            tools_of(given)
 
 
 def test_older_data_sets_hold_a_chat_as_a_mapping_of_lists() -> None:

@@ -22,7 +22,7 @@ from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import Recipe
 
 pytestmark = pytest.mark.torch  # pyarrow and zstandard come with the libraries around torch
-ROWS: Sequence[dict[str, Any]] = [
+ROWS: list[dict[str, Any]] = [
     {"text": f'row {number}, with "quotes", a comma\nand a second line, Ünïcode \U0001f600', "label": str(number % 3)}
     for number in range(300)
 ]
