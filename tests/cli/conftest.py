@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Trainkit, call_trainkit
 from trainkit.cli.boundary import run_command_line
 
-STARTS_PROCESSES = ("run", "bench", "export", "generate", "doctor")
+STARTS_PROCESSES = ("run", "bench", "data", "export", "generate", "doctor")
 READ_AT_START = ("PYTHON", "LC_", "LANG")  # variables that only a new interpreter reads
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,8 +109,10 @@ def test_a_plan_folds_to_the_terminal(clean_environment: dict[str, str], tmp_pat
     argv = ["-m", "trainkit", "plan", "ddp", "--on", "8xh100"]
     environ = {**clean_environment, "TERM": "xterm"}
     child = pexpect.spawn(sys.executable, argv, env=environ, cwd=str(tmp_path), timeout=60, dimensions=(24, 70))
-    lines = child.read().decode().splitlines()
+    text = child.read().decode()
     child.close()
+    assert "\x1b[1;36mnote\x1b[0m: planned for another machine" in text
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
     assert lines[0].startswith("Plan of ")
     beyond = [line for line in lines if len(line) > 70]
     assert all(len(line.split()) <= 2 or "rank" in line for line in beyond), beyond

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainkit.data.formats import KEEPS_APART, is_packed_stream, packing_of
+from trainkit.data.formats import is_packed_stream, packing_of
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optimizers
@@ -336,15 +336,6 @@ def loader_processes_share_cores(c: Context) -> Iterator[Diagnostic]:
         yield warning(what, "set data.workers lower")
 
 
-def texts_are_kept_apart(c: Context) -> Iterator[Diagnostic]:
-    """Texts in one sample, which another type of model would let see one another."""
-    data, name = c.recipe.data, c.model_type
-    if isinstance(data, DatasetData) and data.packing == "isolated" and name and name not in KEEPS_APART:
-        what = f"data.packing isolated: {name} is not known to keep the texts of a sample apart"
-        hint = "set data.packing to none, or to dense where texts may see one another"
-        yield c.resolved.error("data.packing", what, hint)
-
-
 def streams(c: Context) -> Iterator[Diagnostic]:
     """The sources of a stream with their shares; and that packing has every process read all of it."""
     data = c.recipe.data
@@ -463,7 +454,6 @@ RULES: tuple[PlanRule, ...] = (
     masks_keep_flash_away,
     streams,
     architecture_notices,
-    texts_are_kept_apart,
     tokenizer_notices,
     tensor_core_advice,
     memory_advice,
