@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def test_rows_are_shown_with_what_is_learned_in_brackets(tuned: Trainkit, tmp_pa
 
 
 def test_a_run_finds_ready_what_was_prepared(tuned: Trainkit, tmp_path: Path) -> None:
+    os.utime(tmp_path / "chats.jsonl", (1e9, 1e9))  # of a file that was just written the next change may go unseen
+    assert "decided before the ranks start" in " ".join(tuned("plan", "r.yaml").stdout.split())
     assert tuned("data", "r.yaml", "--prepare").returncode == 0
+    assert "samples of 64 tokens, by the lengths of the rows" in " ".join(tuned("plan", "r.yaml").stdout.split())
     cache = tmp_path / "home/.cache/trainkit/prepared"
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")}
     assert before

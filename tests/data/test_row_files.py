@@ -92,7 +92,7 @@ def refused(path: Path) -> TrainingError:
 
 
 def seen(path: Path) -> Any:
-    return look(Recipe.model_validate({"data": {"kind": "dataset", "path": str(path)}}), str)
+    return look(Recipe.model_validate({"data": {"kind": "dataset", "path": str(path)}}), str, {})
 
 
 @pytest.mark.parametrize("packed", PACKERS)

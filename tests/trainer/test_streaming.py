@@ -443,7 +443,7 @@ def test_a_pipe_of_rows_is_refused(streaming: bool, tmp_path: Path) -> None:
         opened("dataset", pipe, streaming=streaming)
     assert caught.value.diagnostics[0].hint == "write its rows to a file"
     recipe = Recipe.model_validate({"data": {"kind": "dataset", "path": str(pipe)}})
-    fault = look(recipe, str).fault
+    fault = look(recipe, str, {}).fault
     assert fault is not None and "is a device or a pipe" in fault[0]
 
 

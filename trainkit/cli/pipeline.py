@@ -171,7 +171,7 @@ def look_at_data(resolved: Resolved, hub: Sequence[CachedRepo] = ()) -> SeenData
     from trainkit.recipe.paths import absolute
 
     folders = {repo.ref.key: repo.folder for repo in hub if repo.whole}
-    return look(with_values(recipe, folders), partial(absolute, base=resolved.folder))
+    return look(with_values(recipe, folders), partial(absolute, base=resolved.folder), os.environ)
 
 
 def on_hub(resolved: Resolved) -> tuple[CachedRepo, ...]:

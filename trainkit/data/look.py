@@ -8,29 +8,26 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainkit.data.files import HEAD, TABLES, SourceRow, check_shard, chosen_files, head_rows
-from trainkit.data.formats import FormatError, RowFormat, content_of, recognised
+from trainkit.data.formats import FORMATS, FormatError, RowFormat, content_of, recognised
 from trainkit.data.seen import SeenData, SeenModel, SeenTokenizer
 from trainkit.errors import TrainingError
+from trainkit.files import cache_folder
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.schema.model import task_of
 
-# What decides how a tokenizer cuts text, among the files of a model's folder.
-TOKENIZER_FILES = (
-    *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
-    *("vocab*", "merges*", "*.model", "*.tiktoken"),
-)
 _MOST = 1 << 28  # bytes of a tokenizer.json
 ROWS_LOOKED_AT = 200
 
 
-def look(recipe: Recipe, absolute: Callable[[str], str]) -> SeenData:
-    """What there is of a recipe's data on this machine. absolute: from the working folder."""
+def look(recipe: Recipe, absolute: Callable[[str], str], environ: Mapping[str, str]) -> SeenData:
+    """What there is of a recipe's data on this machine. absolute: from the working folder. environ: the caller's."""
     if recipe.program.kind != "builtin":
         return SeenData()
     data = recipe.data
@@ -43,7 +40,10 @@ def look(recipe: Recipe, absolute: Callable[[str], str]) -> SeenData:
         return SeenData(**known)
     try:
         selection = RowSelection(data.subset, data.split, data.validation_split)
-        files = [file for path in paths for file in chosen_files(path, selection)[0]]
+        parts = [chosen_files(path, selection) for path in paths]
+        files, held_out = ([file for part in parts for file in part[which]] for which in (0, 1))
+        if data.validation_path is None and (prepared := _prepared(recipe, files, held_out, environ)):
+            return replace(prepared, **known)
         form, rows, whole = _format(files, data, task_of(recipe))
     except TrainingError as error:
         return SeenData(fault=(str(error), "; ".join(error.hints)), **known)
@@ -51,6 +51,27 @@ def look(recipe: Recipe, absolute: Callable[[str], str]) -> SeenData:
         return SeenData(fault=(f"data.path: {error.strerror or error}", "make it readable"), **known)
     size = sum(file.stat().st_size for file in files)
     return SeenData(form, None, rows if whole and len(files) == 1 else None, len(files), size, **known)
+
+
+def _prepared(
+    recipe: Recipe, files: Sequence[Path], held_out: Sequence[Path], environ: Mapping[str, str]
+) -> SeenData | None:
+    """What an earlier preparation has found out; None without one."""
+    root = getattr(recipe.data, "cache", None) or cache_folder(environ, "prepared")
+    if root is None or not Path(root, "contents").is_dir():  # before NumPy is loaded for it
+        return None
+    try:
+        from trainkit.data.prepare import known_already
+    except ImportError:
+        return None
+    found = known_already(recipe, files, held_out, environ)
+    if found is None:
+        return None
+    meta = found.tokens.meta
+    format_ = next(each for each in FORMATS if each.name == meta["form"]["name"])
+    size = sum(file.stat().st_size for file in files)
+    length = found.view.sequence_length
+    return SeenData(RowFormat(format_, meta["form"]["columns"]), None, meta["rows"], len(files), size, length=length)
 
 
 def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFormat | None, int, bool]:
@@ -128,11 +149,6 @@ def _model(recipe: Recipe, absolute: Callable[[str], str]) -> SeenModel | None:
         return None
     most = formats.most_common(1)
     return SeenModel(size, adapters, _FORMATS.get(most[0][0], most[0][0].lower())) if most else None
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in a folder, by name."""
-    return sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()})
 
 
 def tokenizer_content(folder: Path) -> str:

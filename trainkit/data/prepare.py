@@ -133,7 +133,7 @@ def prepare(
     """
     data = cast("DatasetData", recipe.data)
     found = row_files(own_source(data), data, task_of(recipe))
-    digest = _digest(found, recipe, environ)
+    digest = _digest(found.files, found.held_out, recipe, environ)
     encoder = row_encoder(recipe, found.form)
     folder, refusals = data.cache or cache_folder(environ, "prepared"), []
     for root in [*([Path(folder)] if folder else []), run_dir / "prepared"]:
@@ -182,9 +182,24 @@ def prepared_already(recipe: Recipe, run_dir: Path, environ: Mapping[str, str] =
     data = cast("DatasetData", recipe.data)
     found = row_files(own_source(data), data, task_of(recipe))
     folder = data.cache or cache_folder(environ, "prepared")
-    ready = Path(folder or run_dir / "prepared") / _digest(found, recipe, environ)
+    digest = _digest(found.files, found.held_out, recipe, environ)
+    ready = Path(folder or run_dir / "prepared") / digest
     meta = read_whole_folder(ready)
     return meta is not None and read_view(Tokens(ready, meta), asked_view(recipe)) is not None
+
+
+def known_already(
+    recipe: Recipe, files: Sequence[Path], held_out: Sequence[Path], environ: Mapping[str, str]
+) -> Prepared | None:
+    """What an earlier preparation has found out, where the files are known to be the same without reading them."""
+    root = cast("DatasetData", recipe.data).cache or cache_folder(environ, "prepared")
+    if root is None or not all(
+        content_digest(path, Path(root, "contents"), read=False) for path in (*files, *held_out)
+    ):
+        return None
+    ready = Path(root, _digest(files, held_out, recipe, environ))
+    meta = read_whole_folder(ready)
+    return read_view(Tokens(ready, meta), asked_view(recipe)) if meta is not None else None
 
 
 def asked_view(recipe: Recipe) -> dict[str, Any]:
@@ -268,7 +283,7 @@ def _numbered(tokens: Tokens, encoder: RowEncoder, found: RowFiles) -> tuple[tup
     return names, np.array([known[label] for label, _ in kept], dtype=np.int64)[tokens.label_of_row]
 
 
-def _digest(found: RowFiles, recipe: Recipe, environ: Mapping[str, str]) -> str:
+def _digest(files: Sequence[Path], held_out: Sequence[Path], recipe: Recipe, environ: Mapping[str, str]) -> str:
     """A digest of everything that decides the token ids and their order."""
     data = cast("DatasetData", recipe.data)
     folder = data.cache or cache_folder(environ, "prepared")
@@ -278,8 +293,8 @@ def _digest(found: RowFiles, recipe: Recipe, environ: Mapping[str, str]) -> str:
         template = content_digest(Path(template).absolute(), memory)
     described = {
         "format": FORMAT,
-        "files": [[content_digest(path, memory) for path in files] for files in (found.files, found.held_out)],
-        "form": [found.form.name, dict(found.form.columns)],
+        "files": [[content_digest(path, memory) for path in each] for each in (files, held_out)],
+        "columns": data.columns,
         "task": task_of(recipe),
         "tokenizer": BYTES if bytes_alone else fingerprint(Path(str(data.tokenizer))),
         "versions": [] if bytes_alone else _versions(),
@@ -296,8 +311,11 @@ def _versions() -> list[str]:
     return [version(name) for name in ("transformers", "tokenizers")]
 
 
-def content_digest(path: Path, memory: Path | None) -> str:
-    """SHA-256 of a file's content. memory: a folder that remembers it for a file of the same size, age and place."""
+def content_digest(path: Path, memory: Path | None, *, read: bool = True) -> str:
+    """SHA-256 of a file's content. memory: a folder that remembers it for a file of the same size, age and place.
+
+    read: whether a file that is not remembered is read; else "" stands for it.
+    """
     with reading(path):
         status = path.stat()
         known = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
@@ -308,6 +326,8 @@ def content_digest(path: Path, memory: Path | None) -> str:
                     return kept
             except OSError:
                 pass
+        if not read:
+            return ""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if note is not None and time.time() - status.st_mtime > _SETTLED and path.stat() == status:
@@ -589,7 +609,8 @@ def _assemble(scratch: Path, ready: Path, done: Mapping[str, Any], encoder: RowE
         (scratch / leftover).unlink()
     names = ("rows", "training_rows", "skipped", "highest", "where", "labels", "remarks", "read_from")
     kept = {name: done[name] for name in names}
-    finish(scratch, ready, {**kept, "arrays": arrays, "unit": _unit(encoder)})
+    form = {"name": encoder.form.name, "columns": dict(encoder.form.columns)}
+    finish(scratch, ready, {**kept, "form": form, "arrays": arrays, "unit": _unit(encoder)})
 
 
 def _unit(encoder: RowEncoder) -> str:

@@ -41,3 +41,4 @@ class SeenData:
     size: int = 0
     tokenizer: SeenTokenizer | None = None
     model: SeenModel | None = None
+    length: int | None = None  # tokens of a sample, where an earlier preparation has found it out

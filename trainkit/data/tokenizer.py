@@ -11,9 +11,14 @@ from typing import Any
 
 from trainkit.data.chats import Rendering, learned_mask
 from trainkit.data.files import refuse_special
-from trainkit.data.look import tokenizer_files
 from trainkit.errors import TrainingError, first_line
 from trainkit.recipe.schema.data import BYTES
+
+# What decides how a tokenizer cuts text, among the files of a model's folder.
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
+    *("vocab*", "merges*", "*.model", "*.tiktoken"),
+)
 
 
 class Encoder:
@@ -189,3 +194,8 @@ def fingerprint(folder: Path) -> str:
         found.update(f"{file.name}\0{file.stat().st_size}\0".encode("utf-8", "surrogateescape"))
         found.update(file.read_bytes())
     return found.hexdigest()[:16]
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's files in a folder, by name."""
+    return sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()})

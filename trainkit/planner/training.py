@@ -89,6 +89,8 @@ def _samples(context: Context, length: int | str) -> str:
         return fixed or "samples of 1,024 tokens, or what the model can read"
     packing = packing_of(context.recipe, context.model_type)
     how = {"isolated": "several whole texts in each", "dense": "texts end to end", "none": "one text in each"}[packing]
+    if not fixed and context.seen.length is not None:
+        fixed = f"samples of {context.seen.length:,} tokens, by the lengths of the rows"
     return f"{fixed or 'samples as long as 99 of 100 rows, decided before the ranks start'}, {how}"
 
 

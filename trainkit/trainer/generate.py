@@ -14,8 +14,7 @@ from torch import Tensor
 
 from trainkit import lora
 from trainkit.data.files import refuse_special
-from trainkit.data.look import tokenizer_files
-from trainkit.data.tokenizer import Encoder, open_encoder
+from trainkit.data.tokenizer import Encoder, open_encoder, tokenizer_files
 from trainkit.errors import MachineError, TrainingError, first_line
 from trainkit.files import read_json
 from trainkit.hub.cache import public_name

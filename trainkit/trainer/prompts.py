@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.data.chats import ChatTemplate
-from trainkit.data.look import tokenizer_files
-from trainkit.data.tokenizer import Encoder, Tokenizer, open_encoder
+from trainkit.data.tokenizer import Encoder, Tokenizer, open_encoder, tokenizer_files
 from trainkit.errors import first_line
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.schema.data import BYTES

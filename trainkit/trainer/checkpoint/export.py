@@ -20,8 +20,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit import lora
-from trainkit.data.look import tokenizer_files
-from trainkit.data.tokenizer import Encoder
+from trainkit.data.tokenizer import Encoder, tokenizer_files
 from trainkit.errors import TrainingError, TrainkitError
 from trainkit.files import read_json, write_json
 from trainkit.hub.cache import public_name
