@@ -123,18 +123,43 @@ def test_content_of_the_same_size_and_age_is_told_apart(home: Path, tmp_path: Pa
     long_ago = time.time() - 10_000
     os.utime(path, (long_ago, long_ago))
     first = made(path)
-    assert len(list((home / "contents").iterdir())) == 1, "not read again the next time"
     other = lines(tmp_path / "other.jsonl", [{"text": "aaaa"}, {"text": "cccc"}])
     os.utime(other, (long_ago, long_ago))
     other.replace(path)  # another file under this name
     assert made(path).tokens.folder != first.tokens.folder
-    now = lines(tmp_path / "now.jsonl", [{"text": "aaaa"}, {"text": "bbbb"}])
-    before = now.stat()
-    young = made(now)
-    assert young.tokens.folder == first.tokens.folder
-    now.write_text(now.read_text().replace("bbbb", "dddd"))  # in place, within a tick of its clock
-    os.utime(now, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert made(now).tokens.folder != young.tokens.folder
+
+
+def test_content_that_is_replaced_in_place_under_its_old_time_is_told_apart(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "aaaa"}, {"text": "bbbb"}])
+    for settled in (preparing._SETTLED, -60.0):  # just written, or long enough ago to be remembered
+        monkeypatch.setattr(preparing, "_SETTLED", settled)
+        before, first = path.stat(), made(path).tokens.folder
+        assert (home / "contents").exists() == (settled < 0)
+        path.write_text(path.read_text().translate({97: 99, 98: 100, 99: 101, 100: 102}))  # of a to d
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        now = path.stat()
+        assert (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+        assert made(path).tokens.folder != first
+
+
+def test_a_file_that_is_written_while_it_is_read_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lines(tmp_path / "a.jsonl", texts(30))
+    plain = preparing.made_of
+
+    def made_of(piece: Piece, encoder: RowEncoder) -> Made:
+        with path.open("a") as file:
+            file.write('{"text": "more"}\n')
+        return plain(piece, encoder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(preparing, "made_of", made_of)
+        with pytest.raises(TrainingError, match=r"a\.jsonl was written while it was read"):
+            made(path)
+    assert made(path).tokens.meta["rows"] == 31
 
 
 def test_messages_name_the_file_as_it_is_called_now(home: Path, tmp_path: Path) -> None:
@@ -427,6 +452,23 @@ def test_rows_that_are_nearly_all_equal_are_on_both_sides_and_that_is_said(home:
     view = made(path).view
     assert (view.train.rows, view.validation.rows, view.equal_rows) == (95, 5, 5)
     assert told(path)[1] == ["5 rows to evaluate on have an equal row that is trained on"]
+
+
+def test_empty_rows_are_never_those_to_evaluate_on(home: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"text {number}"} for number in range(40)] + [{"text": ""}] * 30
+    path = lines(tmp_path / "a.jsonl", rows)
+    for seed in range(40):
+        view = made(path, skip_empty=True, split_seed=seed).view
+        assert (view.train.samples, view.validation.samples, view.equal_rows) == (38, 2, 0)
+        assert view.train.skipped + view.validation.skipped == 30
+
+
+def test_data_of_which_nothing_is_left_to_evaluate_on_is_never_said_to_be_ready(home: Path, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "only one"}])
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="nothing is left to evaluate on"):
+            made(path)
+        assert not prepared_already(recipe_for(path), tmp_path)
 
 
 def test_a_file_of_its_own_is_evaluated_on_whatever_its_format(home: Path, tmp_path: Path) -> None:

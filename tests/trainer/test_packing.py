@@ -144,6 +144,9 @@ def test_a_type_that_does_not_keep_texts_apart_is_refused_by_a_plan_and_packs_no
     resolved = Resolved(Recipe.model_validate(asked), {}, {}, {})
     [found] = packed_texts_are_kept_apart(Asked(resolved, {}, {}, None))
     assert "gpt_oss is not known to keep the texts of a sample apart" in found.what
+    masked = {"model": {"kind": "hf", "architecture": "bert", "task": "masked_lm"}, "data": asked["data"]}
+    [found] = packed_texts_are_kept_apart(Asked(Resolved(Recipe.model_validate(masked), {}, {}, {}), {}, {}, None))
+    assert "a masked model sees all texts of a sample" in found.what
 
 
 def test_a_model_trains_the_same_on_packed_texts_and_on_padded_ones(

@@ -109,6 +109,31 @@ def test_data_that_one_buffer_holds_has_the_samples_and_the_order_of_data_that_i
     assert same([streamed.validation[every]], [whole.validation[every]])
 
 
+def pieces_in(batch: Batch) -> list[str]:
+    """The texts, or pieces of them, in samples of several."""
+    found = []
+    for ids, positions in zip(batch.inputs["tokens"].tolist(), batch.inputs["position_ids"].tolist(), strict=True):
+        begins = [place for place, position in enumerate(positions) if position == 0]
+        parts = (ids[one:other] for one, other in zip(begins, [*begins[1:], len(ids)], strict=True))
+        found += [bytes(part).decode() for part in parts if any(part)]
+    return found
+
+
+def test_isolated_a_stream_has_all_of_every_text_as_other_data_has(tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        lines(tmp_path / "data" / f"{name}.jsonl", texts(80, name))
+    whole = opened("dataset", tmp_path / "data", streaming=False)
+    streamed = opened("dataset", tmp_path / "data", shuffle_buffer=10_000)
+    expected = pieces_in(whole.train[range(len(whole.train))])
+    found: list[str] = []
+    for number in range(len(whole.train)):
+        found += pieces_in(streamed.train[[number]]) if len(found) < len(expected) else []
+    assert sorted(found) == sorted(expected)
+    assert max(map(len, expected)) == LENGTH < max(len(row["text"]) for row in texts(80, "train"))
+    held_out = [pieces_in(each.validation[range(len(each.validation))]) for each in (whole, streamed)]
+    assert sorted(held_out[0]) == sorted(held_out[1])
+
+
 def test_losses_of_streamed_and_of_other_data_are_equal(make_settings: MakeSettings, tmp_path: Path) -> None:
     for name in ("train", "validation"):
         parquet(tmp_path / "data" / f"{name}.parquet", texts(80, name))

@@ -133,6 +133,7 @@ def prepare(
     """
     data = cast("DatasetData", recipe.data)
     found = row_files(own_source(data), data, task_of(recipe))
+    stamps = _stamps(found)
     digest = _digest(found.files, found.held_out, recipe, environ)
     encoder = row_encoder(recipe, found.form)
     folder, refusals = data.cache or cache_folder(environ, "prepared"), []
@@ -147,7 +148,7 @@ def prepare(
                     if meta is None:
                         if ready.exists():  # damaged on disk
                             remove_tree(ready)
-                        _build(found, encoder, root / f"{digest}.part", ready, say)
+                        _build(found, stamps, encoder, root / f"{digest}.part", ready, say=say)
                 meta = read_whole_folder(ready)
             if meta is None:
                 refusals.append(f"{root}: the written data differs when read back")
@@ -158,7 +159,7 @@ def prepare(
         except OSError as error:
             refusals.append(f"{root}: {error.strerror or error}")
             continue
-        _require_both(prepared, found, encoder)
+        _require_both(prepared, found)
         return prepared, found, encoder, names
     raise TrainingError(
         f"no folder can hold the prepared data ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
@@ -185,7 +186,13 @@ def prepared_already(recipe: Recipe, run_dir: Path, environ: Mapping[str, str] =
     digest = _digest(found.files, found.held_out, recipe, environ)
     ready = Path(folder or run_dir / "prepared") / digest
     meta = read_whole_folder(ready)
-    return meta is not None and read_view(Tokens(ready, meta), asked_view(recipe)) is not None
+    prepared = read_view(Tokens(ready, meta), asked_view(recipe)) if meta is not None else None
+    return prepared is not None and all(_samples_of(prepared, side) for side in ("train", "validation"))
+
+
+def _samples_of(prepared: Prepared, side: str) -> int:
+    part = prepared.side(side)
+    return part.window if prepared.view.packing == "dense" else part.samples
 
 
 def known_already(
@@ -251,11 +258,11 @@ def text_length(recipe: Recipe) -> int:
     return min(MOST_OF_TEXT, _most_tokens(recipe, model_settings(recipe)) or MOST_OF_TEXT)
 
 
-def _require_both(prepared: Prepared, found: RowFiles, encoder: RowEncoder) -> None:
+def _require_both(prepared: Prepared, found: RowFiles) -> None:
     """TrainingError where nothing is left to train on, or to evaluate on."""
     view = prepared.view
-    for side, part in (("train", view.train), ("evaluate", view.validation)):
-        if part.window if view.packing == "dense" else part.samples:
+    for side, name, part in (("train", "train", view.train), ("evaluate", "validation", view.validation)):
+        if _samples_of(prepared, name):
             continue
         rows = prepared.tokens.meta["rows"]
         what = f"data.path: nothing is left to {side} on: {rows:,} {'row' if rows == 1 else 'rows'} in {found.files[0]}"
@@ -305,6 +312,16 @@ def _digest(files: Sequence[Path], held_out: Sequence[Path], recipe: Recipe, env
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
+def _stamps(found: RowFiles) -> dict[Path, tuple[int, int, int]]:
+    """What of the files changes when they are written."""
+    stamps = {}
+    for path in (*found.files, *found.held_out):
+        with reading(path):
+            status = path.stat()
+        stamps[path] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return stamps
+
+
 def _versions() -> list[str]:
     from importlib.metadata import version
 
@@ -318,7 +335,8 @@ def content_digest(path: Path, memory: Path | None, *, read: bool = True) -> str
     """
     with reading(path):
         status = path.stat()
-        known = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+        # Its inode changes with every write, whatever its time of modification is set to.
+        known = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_ino}"
         note = memory / hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()[:32] if memory else None
         if note is not None:
             try:
@@ -330,7 +348,7 @@ def content_digest(path: Path, memory: Path | None, *, read: bool = True) -> str
             return ""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if note is not None and time.time() - status.st_mtime > _SETTLED and path.stat() == status:
+        if note is not None and time.time() - status.st_ctime > _SETTLED and path.stat() == status:
             try:
                 note.parent.mkdir(parents=True, exist_ok=True)
                 scratch = note.with_name(f".{note.name}.{os.getpid()}")
@@ -521,8 +539,19 @@ def _sound(made: Made | TrainingError) -> Made:
 _PARTS = ("ids", "learned", "sizes", "texts", "keys", "label_of_row")
 
 
-def _build(found: RowFiles, encoder: RowEncoder, scratch: Path, ready: Path, say: Callable[[str], None] | None) -> None:
-    """Write the token ids of all files. A preparation that was killed goes on behind the pieces that it has kept."""
+def _build(
+    found: RowFiles,
+    stamps: Mapping[Path, tuple[int, int, int]],
+    encoder: RowEncoder,
+    scratch: Path,
+    ready: Path,
+    *,
+    say: Callable[[str], None] | None,
+) -> None:
+    """Write the token ids of all files. A preparation that was killed goes on behind the pieces that it has kept.
+
+    stamps: of the files whose content is the key. TrainingError if one has changed since.
+    """
     done = _begun(scratch)
     files = [*((path, False) for path in found.files), *((path, True) for path in found.held_out)]
     pieces = (replace(piece, held_out=held) for path, held in files for piece in pieces_of(path))
@@ -554,6 +583,10 @@ def _build(found: RowFiles, encoder: RowEncoder, scratch: Path, ready: Path, say
         _keep(scratch, outs, done)
     if not done["sizes_of_parts"]["sizes"]:
         raise TrainingError(f"data.path: {found.files[0]} has no row to learn from", hint="check data.skip_empty")
+    for path, stamp in _stamps(found).items():
+        if stamp != stamps[path]:
+            remove_tree(scratch)
+            raise TrainingError(f"data.path: {path} was written while it was read", hint="start again when it is whole")
     done["read_from"] = [str(path) for path, _ in files]
     _assemble(scratch, ready, done, encoder)
 

@@ -305,7 +305,7 @@ def _make_view(
     )  # fmt: skip
 
 
-def _may_be_split(encoder: RowEncoder) -> bool:
+def may_be_split(encoder: RowEncoder) -> bool:
     """Whether the rest of a text that is too long becomes a sample of its own: of one that is learned as a whole."""
     return encoder.task == CAUSAL and encoder.form.name in ("text", "ids") and "labels" not in encoder.form.columns
 
@@ -330,8 +330,10 @@ def _held_out(tokens: Tokens, asked: Mapping[str, Any]) -> tuple[NDArray[np.bool
     if first < count:  # rows of their own
         chosen[first:] = True
         return chosen, 0
+    filled = np.unique(tokens.rows)  # empty rows are all equal, and nothing to evaluate on
+    count = len(filled)
     held = max(1, round(count * asked["validation_fraction"])) if count > 1 else 0
-    mixed = _mixed(tokens.keys, derived_seed(asked["split_seed"], "split"))
+    mixed = _mixed(tokens.keys[filled], derived_seed(asked["split_seed"], "split"))
     order = np.argsort(mixed, kind="stable")
     drawn = mixed[order]
     end = int(np.searchsorted(drawn, drawn[held - 1], side="right")) if held else 0
@@ -339,7 +341,7 @@ def _held_out(tokens: Tokens, asked: Mapping[str, Any]) -> tuple[NDArray[np.bool
         held, twice = end, 0
     else:
         twice = held - int(np.searchsorted(drawn, drawn[held - 1], side="left"))
-    chosen[order[:held]] = True
+    chosen[filled[order[:held]]] = True
     return chosen, twice
 
 
@@ -362,7 +364,7 @@ def _samples(
         return spans, (int(np.count_nonzero((sizes - learned > limits.tokens) | (learned > limits.target))), 0, 0)
     if encoder.whole:  # cut when it is read, for its end token stays
         return spans, (int(np.count_nonzero(sizes > limits.tokens)), 0, 0)
-    split = _may_be_split(encoder)
+    split = may_be_split(encoder)
     long = np.flatnonzero(sizes > limits.tokens)
     if not split:
         spans[long, 1] = spans[long, 0] + limits.tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.data.formats import CAUSAL, KEEPS_APART, PROMPTED
+from trainkit.data.formats import CAUSAL, KEEPS_APART, MASKED, PROMPTED
 from trainkit.errors import Diagnostic, warning
 from trainkit.lora import NO_LORA, SAME, differing
 from trainkit.recipe.hub_name import is_repository
@@ -253,7 +253,10 @@ def packed_texts_are_kept_apart(asked: Asked) -> Iterator[Diagnostic]:
     if not isinstance(data, DatasetData) or data.packing != "isolated" or not isinstance(model, HfModel):
         return
     name = model.architecture or str(asked.resolved.described.model.get("model_type") or "")
-    if name and task_of(asked.recipe) == CAUSAL and name not in KEEPS_APART:
+    if task_of(asked.recipe) == MASKED:
+        what = f"data.packing isolated is for model.task {CAUSAL}: a masked model sees all texts of a sample"
+        yield asked.resolved.error("data.packing", what, "set it to none or dense, or leave it out")
+    elif task_of(asked.recipe) == CAUSAL and name and name not in KEEPS_APART:
         what = f"data.packing isolated: {name} is not known to keep the texts of a sample apart"
         yield asked.resolved.error("data.packing", what, "set it to none, or leave it out")
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from trainkit.data.encode import Limits, RowEncoder
 from trainkit.data.files import RawRow, ShardPosition, reading, rows_of
 from trainkit.data.packing import best_fit
+from trainkit.data.prepared import may_be_split
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData
 from trainkit.seeds import derived_seed
@@ -267,10 +268,13 @@ class _Gathered:
     def add(self, raw: RawRow) -> None:
         most = self._reader.limits.tokens
         for ids, learned in self._reader.texts(raw):
-            text = ids[:most], learned[:most]
-            if text[1][1:].any():  # else nothing of it is learned
-                self._texts.append((text, raw.place))
-                self.places += len(text[0]) - 1
+            # As without streaming: each piece begins with the last token of the one before, which is predicted there.
+            begins = range(0, max(1, len(ids) - 1), most - 1) if may_be_split(self._reader.encoder) else (0,)
+            for begin in begins:
+                text = ids[begin : begin + most], learned[begin : begin + most]
+                if text[1][1:].any():  # else nothing of it is learned
+                    self._texts.append((text, raw.place))
+                    self.places += len(text[0]) - 1
 
     def samples(self) -> list[Sample]:
         sizes = [len(ids) - 1 for (ids, _), _ in self._texts]
