@@ -16,7 +16,7 @@ from trainkit.recipe.paths import absolute
 from trainkit.text import GIB, format_memory, pluralize
 from trainkit.tools.builtin.inputs import LOOKING_AHEAD
 from trainkit.tools.builtin.memory import RESERVED, SINGLE_FORMAT, WEIGHTS, format_parameters, largest
-from trainkit.wizard.question import AnswerOption, Settings, View, as_recipe
+from trainkit.wizard.question import Answer, AnswerOption, Settings, View, as_recipe
 
 if TYPE_CHECKING:
     from trainkit.data.seen import SeenData
@@ -52,6 +52,7 @@ MODELS = (
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])")  # as names say it: `Llama-3.1-8B`
 LARGE = 1e9  # bytes of weights from which adapters alone are proposed
 EPOCHS, SAMPLES, EVALUATE = 3, 16, 50
+STEPS = 10  # of an epoch at least, for few rows teach little in few steps
 
 
 # The data.
@@ -90,6 +91,13 @@ def form(view: View) -> str:
     except RecipeError:
         return ""
     return found.name if found else ""
+
+
+def _rows(view: View) -> int | None:
+    try:
+        return view.seen.rows
+    except RecipeError:
+        return None
 
 
 # The model.
@@ -255,21 +263,20 @@ def read_template(view: View, text: str) -> tuple[Settings, str]:
 # How long, and where to.
 
 
-def beside_length(view: View) -> tuple[Settings, list[str]]:
-    """What goes with the length of a fine-tuning, unless it is given: an evaluation, and a batch; and why."""
-    sets: dict[str, object] = {}
-    why = []
-    if not view.base.path and "eval.every_steps" not in view.given:
-        sets["eval.every_steps"] = EVALUATE
-        why.append(f"evaluated every {EVALUATE} steps and at its end")
-    if not view.base.path and not any(key.startswith("batch.") for key in view.given):
-        each = max(SAMPLES // view.ranks, 1)
-        sets["batch.global"] = each * view.ranks
-        why.append(f"{pluralize(each * view.ranks, 'sample')} in a step")
+def unasked(view: View) -> Iterator[Answer]:
+    """What a fine-tuning has that nobody is asked about, unless it is given or the base's."""
+    if not view.fine_tunes or view.base.path:
+        return
+    if view.get("eval.every_steps") == 0 and "eval.every_steps" not in view.given:
+        yield Answer("", "", {"eval.every_steps": EVALUATE}, f"every {EVALUATE} steps, and at its end")
+    if not any(key.startswith("batch.") for key in view.chosen):
+        samples = SAMPLES if (rows := _rows(view)) is None else min(max(rows // STEPS, 1), SAMPLES)
+        each = max(samples // view.ranks, 1)
+        sets: dict[str, object] = {"batch.global": each * view.ranks}
+        reason = f"{pluralize(each * view.ranks, 'sample')} in a step"
         if view.device == "cuda":
-            sets["batch.micro"] = "auto"
-            why[-1] += ", in passes as large as fit"
-    return sets, why
+            sets["batch.micro"], reason = "auto", f"{reason}, in passes as large as fit"
+        yield Answer("", "", sets, reason)
 
 
 def output(view: View) -> tuple[str, str]:

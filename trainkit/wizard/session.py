@@ -20,7 +20,7 @@ from trainkit.recipe.schema.fields import defaults, lies_in, nest, schema, tagge
 from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
 from trainkit.recipe.yaml_writer import comment, flow, opening, recipe_name, shortened
 from trainkit.text import pluralize
-from trainkit.wizard.fine_tuning import task_of_given
+from trainkit.wizard.fine_tuning import task_of_given, unasked
 from trainkit.wizard.question import (
     Answer,
     Base,
@@ -198,6 +198,7 @@ _OWN = ("version", "name")  # lines that every recipe has
 
 def compose(view: View, path: str, modeline: str = "") -> str:
     """The recipe to be written at a path (absolute). modeline: its first line, for editors."""
+    view = replace(view, answers=(*view.answers, *unasked(view)))
     name = view.given.get("name") or recipe_name(posixpath.splitext(posixpath.basename(path))[0])
     needed = {key: value for key, value in view.chosen.items() if view.written(key) and key not in _OWN}
     presets = fitting(view, needed)

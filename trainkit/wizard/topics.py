@@ -470,11 +470,7 @@ def _read_length(view: View, text: str) -> Read:
     save = int(found["save"]) if found["save"] else None
     if save is not None:
         sets[SAVE] = save
-    reason = f"a run of {text.partition('/')[0].strip()}{'' if found['unit'] else ' steps'}, {_saved(save)}"
-    if not view.fine_tunes:
-        return sets, reason
-    more, why = fine_tuning.beside_length(view)
-    return {**sets, **more}, "; ".join((reason, *why))
+    return sets, f"a run of {text.partition('/')[0].strip()}{'' if found['unit'] else ' steps'}, {_saved(save)}"
 
 
 def _read_saving(view: View, text: str) -> Read:
