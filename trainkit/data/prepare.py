@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -14,10 +15,11 @@ import time
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -140,20 +142,14 @@ def prepare(
     for root in [*([Path(folder)] if folder else []), run_dir / "prepared"]:
         ready = root / digest
         try:
-            meta = read_whole_folder(ready)
-            if meta is None:
-                root.mkdir(parents=True, exist_ok=True)
-                with locked(root / f"{digest}.lock"):
-                    meta = read_whole_folder(ready)  # another process may have just made it
-                    if meta is None:
-                        if ready.exists():  # damaged on disk
-                            remove_tree(ready)
-                        _build(found, stamps, encoder, root / f"{digest}.part", ready, say=say)
-                meta = read_whole_folder(ready)
-            if meta is None:
+            tokens = _made_once(found, stamps, encoder, ready, partial(_alone, found, recipe, environ), say=say)
+            if tokens is None:
                 refusals.append(f"{root}: the written data differs when read back")
                 continue
-            tokens = Tokens(ready, _with_names_of_today(meta, found))
+            tokens = replace(tokens, meta=_with_names_of_today(tokens.meta, [*found.files, *found.held_out]))
+            if not len(tokens.rows):
+                what = f"data.path: {found.files[0]} has no row to learn from"
+                raise TrainingError(what, hint="check data.skip_empty")
             names, numbers = _numbered(tokens, encoder, found)
             prepared = view_of(tokens, encoder, asked_view(recipe), numbers)
         except OSError as error:
@@ -161,14 +157,63 @@ def prepare(
             continue
         _require_both(prepared, found)
         return prepared, found, encoder, names
-    raise TrainingError(
-        f"no folder can hold the prepared data ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
-    )
+    raise TrainingError(f"no folder can hold the prepared data ({'; '.join(refusals)})", hint=_WRITABLE)
 
 
-def _with_names_of_today(meta: Mapping[str, Any], found: RowFiles) -> dict[str, Any]:
+def _made_once(
+    found: RowFiles,
+    stamps: Mapping[Path, tuple[int, int, int]],
+    encoder: RowEncoder,
+    ready: Path,
+    alone: Callable[[], Mapping[Path, str]],
+    *,
+    say: Callable[[str], None] | None,
+) -> Tokens | None:
+    """The token ids in a folder, made if they are not there. None where they differ when read back."""
+    meta = read_whole_folder(ready)
+    if meta is None:
+        ready.parent.mkdir(parents=True, exist_ok=True)
+        with locked(ready.with_name(f"{ready.name}.lock")):
+            meta = read_whole_folder(ready)  # another process may have just made it
+            if meta is None:
+                if ready.exists():  # damaged on disk
+                    remove_tree(ready)
+                _build(found, stamps, encoder, ready, alone(), say=say)
+        meta = read_whole_folder(ready)
+    return None if meta is None else Tokens(ready, meta)
+
+
+def prepare_files(
+    recipe: Recipe,
+    files: Sequence[Path],
+    environ: Mapping[str, str] = os.environ,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Make the token ids of some of a recipe's files, each alone, which :func:`prepare` then takes.
+
+    TrainingError as of that, and where there is no folder to keep them in.
+    """
+    data = cast("DatasetData", recipe.data)
+    found = row_files(own_source(data), data, task_of(recipe))
+    found = replace(found, files=files, held_out=[])
+    stamps, encoder = _stamps(found), row_encoder(recipe, found.form)
+    root = data.cache or cache_folder(environ, "prepared")
+    for path, digest in _alone(found, recipe, environ).items():
+        one = replace(found, files=[path])
+        try:
+            made = _made_once(one, stamps, encoder, Path(root, digest), dict, say=say) if root else None
+        except OSError as error:
+            raise TrainingError(f"{root}: {error.strerror or error}", hint=_WRITABLE) from error
+        if made is None:
+            raise TrainingError(f"{root or 'no cache folder'} does not hold the prepared data", hint=_WRITABLE)
+
+
+_WRITABLE = "set data.cache to a writable folder"
+
+
+def _with_names_of_today(meta: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
     """The metadata with places in these files: they may have been called otherwise when their rows were prepared."""
-    called = dict(zip(meta["read_from"], map(str, (*found.files, *found.held_out)), strict=True))
+    called = dict(zip(meta["read_from"], map(str, files), strict=True))
 
     def today(place: str) -> str:
         then = max((name for name in called if place.startswith(f"{name}:")), key=len, default="")
@@ -292,15 +337,36 @@ def _numbered(tokens: Tokens, encoder: RowEncoder, found: RowFiles) -> tuple[tup
 
 def _digest(files: Sequence[Path], held_out: Sequence[Path], recipe: Recipe, environ: Mapping[str, str]) -> str:
     """A digest of everything that decides the token ids and their order."""
+    memory = _memory(recipe, environ)
+    contents = [[content_digest(path, memory) for path in each] for each in (files, held_out)]
+    return _named({**_described(recipe, environ), "files": contents})
+
+
+def _alone(found: RowFiles, recipe: Recipe, environ: Mapping[str, str]) -> dict[Path, str]:
+    """The same of each file alone, whose format all files together decide."""
+    memory = _memory(recipe, environ)
+    described = {**_described(recipe, environ), "form": [found.form.name, dict(found.form.columns)]}
+    every = (*found.files, *found.held_out)
+    return {path: _named({**described, "file": content_digest(path, memory)}) for path in every}
+
+
+def _memory(recipe: Recipe, environ: Mapping[str, str]) -> Path | None:
+    folder = cast("DatasetData", recipe.data).cache or cache_folder(environ, "prepared")
+    return Path(folder) / "contents" if folder else None
+
+
+def _named(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _described(recipe: Recipe, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What decides the token ids of any files."""
     data = cast("DatasetData", recipe.data)
-    folder = data.cache or cache_folder(environ, "prepared")
-    memory = Path(folder) / "contents" if folder else None
     bytes_alone, template = data.tokenizer in (None, BYTES), data.chat_template
     if template is not None and Path(template).is_file():
-        template = content_digest(Path(template).absolute(), memory)
-    described = {
+        template = content_digest(Path(template).absolute(), _memory(recipe, environ))
+    return {
         "format": FORMAT,
-        "files": [[content_digest(path, memory) for path in each] for each in (files, held_out)],
         "columns": data.columns,
         "task": task_of(recipe),
         "tokenizer": BYTES if bytes_alone else fingerprint(Path(str(data.tokenizer))),
@@ -309,7 +375,6 @@ def _digest(files: Sequence[Path], held_out: Sequence[Path], recipe: Recipe, env
         "prefix": data.prompt_prefix,
         "skip_empty": data.skip_empty,
     }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
 def _stamps(found: RowFiles) -> dict[Path, tuple[int, int, int]]:
@@ -367,7 +432,7 @@ class Piece:
     start: ShardPosition
     stop: ShardPosition | None = None
     rows: Sequence[RawRow] = ()
-    held_out: bool = False
+    file: int = 0  # its number
 
 
 @dataclass(slots=True)
@@ -386,7 +451,7 @@ class Made:
     highest: int = -1
     where: str = ""
     remarks: tuple[str, ...] = ()
-    held_out: bool = False
+    file: int = 0
 
 
 def pieces_of(path: Path) -> Iterator[Piece]:
@@ -441,7 +506,7 @@ def _lines_of(path: Path) -> Iterator[Piece]:
 
 def made_of(piece: Piece, encoder: RowEncoder) -> Made:
     """Token ids of a piece. TrainingError names a row."""
-    made = Made(held_out=piece.held_out)
+    made = Made(file=piece.file)
     ids, learned = array(_code(encoder)), bytearray()
     for encoded in encoder.encoded(raw.row() for raw in _rows(piece, encoder)):
         made.rows += 1
@@ -543,58 +608,123 @@ def _build(
     found: RowFiles,
     stamps: Mapping[Path, tuple[int, int, int]],
     encoder: RowEncoder,
-    scratch: Path,
     ready: Path,
+    alone: Mapping[Path, str],
     *,
     say: Callable[[str], None] | None,
 ) -> None:
     """Write the token ids of all files. A preparation that was killed goes on behind the pieces that it has kept.
 
-    stamps: of the files whose content is the key. TrainingError if one has changed since.
+    stamps: of the files whose content is the key. TrainingError if one has changed since. alone: digests of the files
+    that may be prepared by themselves, beside `ready`; those are copied.
     """
+    scratch = ready.with_name(f"{ready.name}.part")
     done = _begun(scratch)
-    files = [*((path, False) for path in found.files), *((path, True) for path in found.held_out)]
-    pieces = (replace(piece, held_out=held) for path, held in files for piece in pieces_of(path))
-    left = itertools.islice(pieces, done["pieces"], None)
-    began = kept = time.monotonic()
+    files, began = [*found.files, *found.held_out], time.monotonic()
     labels = {label: number for number, (label, _) in enumerate(done["labels"])}
+    first, behind = done["file"], done["pieces"]  # of that file
+
+    def taken(number: int) -> Tokens | None:
+        if files[number] not in alone or (number == first and behind):
+            return None
+        folder = ready.with_name(alone[files[number]])
+        meta = read_whole_folder(folder)
+        return None if meta is None else Tokens(folder, meta)
+
+    def of_files(numbers: Iterable[int]) -> Iterator[Piece]:
+        for number in numbers:
+            pieces = itertools.islice(pieces_of(files[number]), behind if number == first else 0, None)
+            yield from (replace(piece, file=number) for piece in pieces)
+
     with ExitStack() as stack:
         outs = {name: stack.enter_context((scratch / f"{name}.part").open("ab")) for name in _PARTS}
-        for made in _all_made(left, encoder, found.size):
-            for label, place in made.first_of_label.items():
-                if label not in labels:
-                    labels[label] = len(labels)
-                    done["labels"].append((label, place))
-            of_rows = array("i", (-1 if label is None else labels[label] for label in made.labels))
-            for name in _PARTS:
-                outs[name].write(of_rows if name == "label_of_row" else getattr(made, name))
-            done["pieces"] += 1
-            done["rows"] += made.rows
-            done["training_rows"] += 0 if made.held_out else made.rows
-            done["skipped"] += made.skipped
-            done["remarks"] = [*dict.fromkeys([*done["remarks"], *made.remarks])]
-            if made.highest > done["highest"]:
-                done["highest"], done["where"] = made.highest, made.where
+        kept = began
+
+        def keep_now_and_then() -> None:
+            nonlocal kept
             if (now := time.monotonic()) - kept > _KEPT_EVERY:
                 kept = now
                 _keep(scratch, outs, done)
                 if say is not None:
                     say(f"{done['rows']:,} rows in {now - began:.0f} s")
+
+        each_taken = [(number, taken(number)) for number in range(first, len(files))]
+        for is_taken, several in itertools.groupby(each_taken, lambda each: each[1] is not None):
+            group = list(several)
+            if is_taken:
+                for number, tokens in group:
+                    assert tokens is not None
+                    _count(done, labels, _known_of(tokens, files[number], number), len(found.files))
+                    _copy(tokens, outs, labels)
+                    done["file"], done["pieces"] = number + 1, 0
+                    keep_now_and_then()
+                continue
+            size = sum(files[number].stat().st_size for number, _ in group)
+            for made in _all_made(of_files(number for number, _ in group), encoder, size):
+                _count(done, labels, made, len(found.files))
+                of_rows = array("i", (-1 if label is None else labels[label] for label in made.labels))
+                for name in _PARTS:
+                    outs[name].write(of_rows if name == "label_of_row" else getattr(made, name))
+                keep_now_and_then()
         _keep(scratch, outs, done)
-    if not done["sizes_of_parts"]["sizes"]:
-        raise TrainingError(f"data.path: {found.files[0]} has no row to learn from", hint="check data.skip_empty")
     for path, stamp in _stamps(found).items():
         if stamp != stamps[path]:
             remove_tree(scratch)
             raise TrainingError(f"data.path: {path} was written while it was read", hint="start again when it is whole")
-    done["read_from"] = [str(path) for path, _ in files]
-    _assemble(scratch, ready, done, encoder)
+    _assemble(scratch, ready, {**done, "read_from": list(map(str, files))}, encoder)
+
+
+def _count(done: dict[str, Any], labels: dict[int | str, int], made: Made, training_files: int) -> None:
+    """Add what is known of a piece, or of a file, to what is known of those before it."""
+    for label, place in made.first_of_label.items():
+        if label not in labels:
+            labels[label] = len(labels)
+            done["labels"].append((label, place))
+    if made.file != done["file"]:
+        done["file"], done["pieces"] = made.file, 0
+    done["pieces"] += 1
+    done["rows"] += made.rows
+    done["training_rows"] += made.rows if made.file < training_files else 0
+    done["skipped"] += made.skipped
+    done["remarks"] = [*dict.fromkeys([*done["remarks"], *made.remarks])]
+    if made.highest > done["highest"]:
+        done["highest"], done["where"] = made.highest, made.where
+
+
+def _known_of(tokens: Tokens, path: Path, number: int) -> Made:
+    """What is to be counted of a file that is prepared alone."""
+    meta = _with_names_of_today(tokens.meta, [path])
+    return Made(
+        rows=meta["rows"],
+        skipped=meta["skipped"],
+        first_of_label=dict(meta["labels"]),
+        highest=meta["highest"],
+        where=meta["where"],
+        remarks=tuple(meta["remarks"]),
+        file=number,
+    )
+
+
+def _copy(tokens: Tokens, outs: Mapping[str, IO[bytes]], labels: Mapping[int | str, int]) -> None:
+    """Append the arrays of a file that is prepared alone, a block at a time. labels: their numbers here."""
+    for name in ("ids", "learned", "keys"):
+        with (tokens.folder / f"{name}.bin").open("rb") as file:
+            shutil.copyfileobj(file, outs[name], PIECE)
+    of_label = np.array([*(labels[label] for label, _ in tokens.meta["labels"]), -1], dtype=np.int32)
+    rows, step = len(tokens.keys), PIECE >> 3
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        outs["label_of_row"].write(of_label[tokens.label_of_row[start:stop]].tobytes())
+        outs["texts"].write(np.diff(np.searchsorted(tokens.rows, np.arange(start, stop + 1))).tobytes())
+    for start in range(0, len(tokens.rows), step):
+        outs["sizes"].write(np.diff(tokens.starts[start : start + step + 1]).tobytes())
 
 
 def _begun(scratch: Path) -> dict[str, Any]:
     """How far an earlier preparation came, whose files are cut to what it had recorded."""
-    done: dict[str, Any] = {"pieces": 0, "rows": 0, "training_rows": 0, "skipped": 0, "highest": -1, "where": "",
-                            "labels": [], "remarks": [], "sizes_of_parts": dict.fromkeys(_PARTS, 0)}  # fmt: skip
+    done: dict[str, Any] = {"file": 0, "pieces": 0, "rows": 0, "training_rows": 0, "skipped": 0, "highest": -1,
+                            "where": "", "labels": [], "remarks": [],
+                            "sizes_of_parts": dict.fromkeys(_PARTS, 0)}  # fmt: skip
     try:
         kept = parse_json((scratch / "done.json").read_bytes())
         for name in _PARTS:
@@ -625,6 +755,9 @@ def _keep(scratch: Path, outs: Mapping[str, IO[bytes]], done: dict[str, Any]) ->
     write_json(scratch / "done.json", {**done, "ends": {name: _end_of(scratch, name) for name in outs}}, indent=None)
 
 
+_COUNTED = ("rows", "training_rows", "skipped", "highest", "where", "labels", "remarks", "read_from")
+
+
 def _assemble(scratch: Path, ready: Path, done: Mapping[str, Any], encoder: RowEncoder) -> None:
     """Turn the parts into the arrays of :class:`Tokens`."""
     sizes, texts = (np.fromfile(scratch / f"{name}.part", dtype=np.int64) for name in ("sizes", "texts"))
@@ -640,8 +773,7 @@ def _assemble(scratch: Path, ready: Path, done: Mapping[str, Any], encoder: RowE
     arrays["rows"] = save_array(scratch, "rows", np.repeat(np.arange(len(texts)), texts))
     for leftover in ("sizes.part", "texts.part", "done.json"):
         (scratch / leftover).unlink()
-    names = ("rows", "training_rows", "skipped", "highest", "where", "labels", "remarks", "read_from")
-    kept = {name: done[name] for name in names}
+    kept = {name: done[name] for name in _COUNTED}
     form = {"name": encoder.form.name, "columns": dict(encoder.form.columns)}
     finish(scratch, ready, {**kept, "form": form, "arrays": arrays, "unit": _unit(encoder)})
 
