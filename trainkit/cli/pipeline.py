@@ -121,10 +121,13 @@ def find_recipe(word: str, disk: FileSystem) -> str:
     return word
 
 
-def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout | None = None) -> Planned:
+def plan_recipe(
+    resolved: Resolved, facts: Facts | None = None, run: RunLayout | None = None, *, preparing: bool = False
+) -> Planned:
     """Plan a resolved recipe for this machine, with the checkpoints that earlier runs of its name left.
 
     facts: of this machine, where they are known already. run: that goes on, whose own checkpoints come first.
+    preparing: its job only prepares the data.
     """
     from trainkit.machine.probe import probe
 
@@ -155,7 +158,7 @@ def plan_recipe(resolved: Resolved, facts: Facts | None = None, run: RunLayout |
 
         facts = replace(facts, architectures=transformers_architectures())
     seen = look_at_data(resolved, hub)
-    return build_plan(with_described(resolved, hub), facts, earlier, own, hub, seen=seen)
+    return build_plan(with_described(resolved, hub), facts, earlier, own, hub, seen=seen, preparing=preparing)
 
 
 def look_at_data(resolved: Resolved, hub: Sequence[CachedRepo] = ()) -> SeenData:

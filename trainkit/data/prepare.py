@@ -183,6 +183,13 @@ def _made_once(
     return None if meta is None else Tokens(ready, meta)
 
 
+def files_and_cache(recipe: Recipe, environ: Mapping[str, str] = os.environ) -> tuple[list[Path], str | None]:
+    """Every file that :func:`prepare` reads, and the folder that keeps what it makes. TrainingError as of that."""
+    data = cast("DatasetData", recipe.data)
+    found = row_files(own_source(data), data, task_of(recipe))
+    return [*found.files, *found.held_out], data.cache or cache_folder(environ, "prepared")
+
+
 def prepare_files(
     recipe: Recipe,
     files: Sequence[Path],

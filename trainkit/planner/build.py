@@ -81,18 +81,21 @@ def build_plan(
     hub: Sequence[CachedRepo] = (),
     *,
     seen: SeenData | None = None,
+    preparing: bool = False,
 ) -> Planned:
     """The plan for a recipe on a machine. saved, own: checkpoints of earlier runs and of this one, newest first.
 
     hub: what of the repositories that it names is on the disk; without it nothing is known of them. seen: of the
-    data. Raises RecipeError for what is wrong on any machine; what only this machine lacks is a blocker among notices.
+    data. preparing: the job only prepares the data. Raises RecipeError for what is wrong on any machine; what only this
+    machine lacks is a blocker among notices.
     """
     context, launcher, device, found = decide(resolved, facts, saved, own, hub, seen=seen)
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
     first = (*hub_preparations(context), *data_preparations(context), *(builds(context) if context.deepspeed else ()))
     command, command_sources = _command(context, wrapped(context, environment))
-    job = SCHEDULERS[recipe.cluster.kind].job(context) if recipe.cluster.kind in SCHEDULERS else None
+    scheduler = SCHEDULERS.get(recipe.cluster.kind)
+    job = scheduler.job(_on_one_node(context) if preparing else context) if scheduler else None
     files = _files(context)
     plan = Plan(
         plan_version=PLAN_VERSION,
@@ -130,6 +133,14 @@ def data_preparations(context: Context) -> tuple[Preparation, ...]:
     argv = (*texts(module(context, "trainkit.trainer.prepare", keys=("data.path",))), text("--settings"),
             text(Variable.RUN_DIR, f"/{TRAINER_SETTINGS}"))  # fmt: skip
     return (Preparation(f"prepare the data {join_names(list(paths))}", argv),)
+
+
+def _on_one_node(context: Context) -> Context:
+    """The same on one node, and without its GPUs."""
+    nodes = context.recipe.nodes.model_copy(update={"count": 1})
+    resolved = replace(context.resolved, recipe=context.recipe.model_copy(update={"nodes": nodes}))
+    topology = replace(context.topology, device="cpu", groups=(replace(context.topology.groups[0], count=1),))
+    return replace(context, resolved=resolved, topology=topology, cards=())
 
 
 def _taken_over(recipe: Recipe) -> dict[str, Any]:

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.errors import ExitCode, TrainkitError, one_line_each
-from trainkit.trainer.settings import read_settings
+from trainkit.errors import ExitCode, TrainingError, TrainkitError, one_line_each
+from trainkit.files import parse_json
+from trainkit.trainer.settings import Settings, read_settings
+
+SHARE, DONE = "share.json", "done"  # of a task, in its folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,12 +23,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", type=int, help="describe the data, with so many rows as text")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--colour", action="store_true", help="in colours")
+    parser.add_argument("--list", action="store_true", help="only name the files, and the folder of what is prepared")
+    parser.add_argument("--share", action="store_true", help=f"only the files of {SHARE} beside the settings")
     options = parser.parse_args(argv)
     try:
         settings = read_settings(options.settings)
-        from trainkit.data.prepare import prepare, prepared_already
+        from trainkit.data.prepare import files_and_cache, prepare, prepared_already
         from trainkit.data.report import as_json, described, page, remarks
 
+        if options.list:
+            files, cache = files_and_cache(settings.recipe)
+            _say(json.dumps({"files": [str(each) for each in files], "cache": cache and os.path.abspath(cache)}))  # noqa: PTH100 - links and all
+            return 0
+        if options.share and not _is_last_share(settings):
+            return 0
         if options.show is None and prepared_already(settings.recipe, settings.run_dir):
             return 0
         say = _say if options.show is None else _progress
@@ -43,6 +54,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(one_line_each(error))
         return int(ExitCode.USAGE)
     return 0
+
+
+def _is_last_share(settings: Settings) -> bool:
+    """Prepare the files of one of several tasks; whether those of the others are prepared, too."""
+    from trainkit.data.prepare import prepare_files
+
+    share = parse_json((settings.run_dir / SHARE).read_bytes())
+    if not Path(share["mark"]).exists():
+        what = f"this node does not see {share['mark']}, which was made where the job was submitted"
+        raise TrainingError(what, hint="set data.cache to a folder that all nodes share")
+    prepare_files(settings.recipe, [Path(each) for each in share["files"]], os.environ, _say)
+    (settings.run_dir / DONE).touch()
+    tasks = [settings.run_dir.with_name(f"task-{number}") for number in range(share["tasks"])]
+    if all((each / DONE).exists() for each in tasks):
+        Path(share["mark"]).unlink(missing_ok=True)
+        return True
+    return False
 
 
 def _progress(line: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from pathlib import Path
 
 from trainkit.errors import Diagnostic, RecipeError
 from trainkit.files import publish, write_json
-from trainkit.launch_plan.model import Job, Plan, Planned, Variable
+from trainkit.launch_plan.model import Job, Plan, Planned, Text, Variable, bind_words
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.yaml_writer import resolved_yaml
 from trainkit.runner.rundir.code_state import Looked
@@ -121,6 +124,56 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def preparing_script(plan: Plan, argv: Sequence[Text], variables: Mapping[str, str], stem: str, count: int) -> str:
+    """The job script of tasks that prepare data, of the lines of a plan's job: an array, if there are several.
+
+    argv: what a task runs, with its folder for the run directory. stem: path of these folders up to the task's number.
+    """
+    assert plan.job is not None
+    scheduler = scheduler_of(plan)
+    parts = (word.split(_DIRECTORY) for word in bind_words(argv, {Variable.RUN_DIR: _DIRECTORY}))
+    words = ('"$trainkit_folder"'.join(shlex.quote(each) if each else "" for each in word) for word in parts)
+    started = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    started += [f"trainkit_folder={_DIRECTORY}", "trap '' USR1 USR2", f"exec {' '.join(words)}"]  # of the time limit
+    lines = list[str]()
+    for line in plan.job.content.bind({Variable.RUN_DIR: _DIRECTORY}).splitlines():
+        if not _STARTS_RUN.search(line):
+            lines.append(line)
+        else:  # it goes on with the data, or (after a set-up that has failed, which it has told) not at all
+            lines += [_STARTS_RUN.sub("exit 1", line)] if "--failed" in line else started
+    if count > 1:
+        return scheduler.array_script(lines, _DIRECTORY, stem, count, None)
+    return "".join(f"{line}\n" for line in lines).replace(_DIRECTORY, shlex.quote(f"{stem}-0"))
+
+
+_STARTS_RUN = re.compile(r"exec \S.* -P -m trainkit job batch .*")
+
+
+def submit_preparation(
+    plan: Plan, script: Callable[[str], str], contents: Sequence[Mapping[str, str]], environ: Mapping[str, str]
+) -> tuple[Path, SubmittedJob]:
+    """Make a folder for each task with its files, and submit one job. Leaves nothing where it is refused.
+
+    script: of the job, for a path up to the task's number. Returns the first task's folder, and the job. Raises
+    RecipeError and MachineError.
+    """
+    scheduler, count = scheduler_of(plan), len(contents)
+    first = create_run_dir(plan.output_root, plan.name, "-data")
+    layouts = [RunLayout(first.root / f"task-{number}") for number in range(count)]
+    with _submitting(scheduler, [first, *layouts]) as submitted:
+        request = JobRequest(
+            plan, {}, str(layouts[0].root), first.id, environ, script(str(first.root / "task")),
+            tasks=count if count > 1 else 0,
+        )  # fmt: skip
+        for layout, files in zip(layouts, contents, strict=True):
+            layout.root.mkdir()
+            for name, content in files.items():
+                publish(layout.root / name, content)
+            _write_files(scheduler, request, layout)
+        given = submitted(request)
+    return layouts[0].root, SubmittedJob(given.job, given.cluster)
 
 
 _DIRECTORY = "\0"  # stands for the run directory in the lines of a job, until these are written
