@@ -22,6 +22,7 @@ from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import ExitCode, UsageError
 from trainkit.launch_plan.model import Plan, Variable, bind_words, text
+from trainkit.schedulers.registry import SCHEDULERS
 from trainkit.text import pluralize
 from trainkit.tools.builtin.program import SETTINGS
 
@@ -65,7 +66,8 @@ def data(
         raise UsageError(f"there are no rows to show: {kind}", hint="set data.kind: dataset and data.path to your rows")
     if getattr(recipe.data, "streaming", False):
         raise UsageError("streamed rows are not prepared", hint="add data.streaming=false to look at them")
-    in_array = prepare and recipe.cluster.kind in ("slurm", "pbs")
+    scheduler = SCHEDULERS.get(recipe.cluster.kind)
+    in_array = prepare and scheduler is not None and scheduler.least_tasks > 0
     if tasks is not None and not in_array:
         raise UsageError(
             "--tasks are of an array job, and this is none", hint="it takes --prepare, and cluster.kind slurm or pbs"
