@@ -178,11 +178,11 @@ def test_the_model_card_says_what_was_trained_on_what_and_no_path_of_this_machin
     make_settings: MakeSettings, base: Path, tmp_path: Path
 ) -> None:
     settings = chatting(make_settings, base)
-    write_result(settings.run_dir / "result.json", {"corpus": {"texts": 20, "tokens": 1234}})
+    write_result(settings.run_dir / "result.json", {"data": "20 chats of 1,234 tokens (1 a|b)", "corpus": {"chats": 1}})
     export(settings.run_dir / "checkpoints/step-00000003", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- trainkit\n---\n")
-    assert "| Data | chats.jsonl; 20 texts, 1,234 tokens |" in card
+    assert r"| Data | chats.jsonl; 20 chats of 1,234 tokens (1 a\|b) |" in card
     assert "| Method | LoRA, rank 4, alpha 16 |" in card
     assert re.search(r"\| Evaluation loss \| \d\.\d{4} \(step 1\) → \d\.\d{4} \(step 3\) \|", card)
     assert f"torch {torch.__version__}" in card

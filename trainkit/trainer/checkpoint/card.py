@@ -67,10 +67,9 @@ def _facts(recipe: Recipe, manifest: Mapping[str, Any], run: Path) -> Iterator[t
     layout, data = RunLayout(run), recipe.data
     named = [each.path for each in getattr(data, "mix", ()) if each.is_read] or [getattr(data, "path", "")]
     paths = [path for each in named for path in (each if isinstance(each, list) else [each]) if path]
-    corpus = read_json(layout.result).get("corpus", {})
-    counts = [f"{value:,} {name.replace('_', ' ')}" for name, value in corpus.items() if type(value) is int]
     names = ", ".join(public_name(path) for path in paths) or data.kind
-    yield "Data", "; ".join(filter(None, (names, ", ".join(counts))))
+    described = str(read_json(layout.result).get("data") or "")  # with names of labels, whatever is in them
+    yield "Data", " ".join("; ".join(filter(None, (names, described))).split()).replace("|", r"\|")
     peft = recipe.peft
     yield "Method", "all weights" if peft.kind == "none" else f"LoRA, rank {peft.rank}, alpha {peft.alpha:g}"
     for name, title in (("loss", "Loss"), ("eval_loss", "Evaluation loss")):
