@@ -341,6 +341,15 @@ def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) ->
         with reading(path), path.open("rb") as file:
             yield from _text_rows(path, file, start, _name_inside(path.name))
         return
+    for row, batch in batches_of(path, columns, start):
+        yield from values_of(path, batch, start.shard, row)
+
+
+def batches_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[tuple[int, Any]]:
+    """The rows of a table from a position on, as record batches of a few rows, each with the number of its first.
+
+    columns: as of :func:`rows_of`. TrainingError names a row that cannot be read.
+    """
     with _table(path) as (file, schema):
         # A name with a dot that is not a column selects from a mapping.
         named = columns or schema.names
@@ -510,8 +519,8 @@ def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition) -> Iterator[Ra
         raise TrainingError(f"data.path: {path}:{reader.line_num + 1}: {error}", hint="check its quotes") from error
 
 
-def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPosition) -> Iterator[RawRow]:
-    """Rows from `start` on of record batches whose first row is `row`."""
+def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPosition) -> Iterator[tuple[int, Any]]:
+    """Parts from `start` on of record batches whose first row is `row`."""
     while True:
         try:
             batch = next(batches, None)
@@ -520,11 +529,11 @@ def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPositi
         if batch is None:
             return
         for first in range(min(batch.num_rows, max(0, start.row - row)), batch.num_rows, _READ):
-            yield from _values(path, batch.slice(first, _READ), start.shard, row + first)
+            yield row + first, batch.slice(first, _READ)
         row += batch.num_rows
 
 
-def _values(path: Path, batch: Any, shard: int, row: int) -> Iterator[RawRow]:
+def values_of(path: Path, batch: Any, shard: int, row: int) -> Iterator[RawRow]:
     """Rows of a record batch whose first row is `row`. TrainingError names a row with an invalid value."""
     try:
         values = batch.to_pylist()
@@ -533,7 +542,7 @@ def _values(path: Path, batch: Any, shard: int, row: int) -> Iterator[RawRow]:
             raise _unreadable(path, row, error) from error
         values = ()
         for place in range(batch.num_rows):
-            yield from _values(path, batch.slice(place, 1), shard, row + place)
+            yield from values_of(path, batch.slice(place, 1), shard, row + place)
     for number, fields in enumerate(values, start=row):
         yield RawRow(path, ShardPosition(shard, number), fields)
 

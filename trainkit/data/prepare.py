@@ -29,14 +29,17 @@ from trainkit.data.chats import ChatError
 from trainkit.data.encode import RowEncoder
 from trainkit.data.files import (
     COMPRESSED,
+    START,
     TABLES,
     RawRow,
     ShardPosition,
+    batches_of,
     check_shard,
     chosen_files,
     columns_of,
     reading,
     rows_of,
+    values_of,
 )
 from trainkit.data.formats import FormatError, RowFormat, packing_of, recognised
 from trainkit.data.prepared import (
@@ -51,6 +54,7 @@ from trainkit.data.prepared import (
     save_array,
     view_of,
 )
+from trainkit.data.ready import token_ids
 from trainkit.data.tokenizer import fingerprint, open_encoder
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, parse_json, remove_tree, write_json
@@ -537,6 +541,31 @@ def made_of(piece: Piece, encoder: RowEncoder) -> Made:
     return made
 
 
+def _from_columns(path: Path, number: int, encoder: RowEncoder, behind: int) -> Iterator[Made]:
+    """What becomes of a table of token ids, whose columns are taken as arrays. behind: so many pieces.
+
+    Where these are not all sound, rows are read one by one: TrainingError names the one that is not.
+    """
+    for row, batch in itertools.islice(batches_of(path, encoder.form.read), behind, None):
+        found = token_ids(batch, encoder.form.columns, skip_empty=encoder.data.skip_empty)
+        if found is None:
+            yield made_of(Piece(path, START, None, list(values_of(path, batch, 0, row)), number), encoder)
+            continue
+        texts = (found.sizes > 0).astype(np.int64)
+        made = Made(file=number, rows=len(texts), skipped=int(len(texts) - texts.sum()), labels=[None] * len(texts))
+        made.sizes.frombytes(found.sizes[found.sizes > 0].tobytes())
+        made.texts.frombytes(texts.tobytes())
+        made.ids, made.learned = found.ids.tobytes(), found.learned.tobytes()
+        ends = np.cumsum(found.sizes) * found.ids.itemsize
+        for start, stop in itertools.pairwise([0, *ends.tolist()]):
+            made.keys.append(int.from_bytes(hashlib.blake2b(made.ids[start:stop], digest_size=8).digest(), "little"))
+        if len(found.ids):
+            highest = int(found.ids.argmax())
+            place = int(np.searchsorted(ends, highest * found.ids.itemsize, side="right"))
+            made.highest, made.where = int(found.ids[highest]), RawRow(path, ShardPosition(0, row + place), {}).place
+        yield made
+
+
 def _rows(piece: Piece, encoder: RowEncoder) -> Iterator[RawRow]:
     if piece.rows:
         yield from piece.rows
@@ -643,6 +672,11 @@ def _build(
             pieces = itertools.islice(pieces_of(files[number]), behind if number == first else 0, None)
             yield from (replace(piece, file=number) for piece in pieces)
 
+    def way_of(each: tuple[int, Tokens | None]) -> str:
+        if each[1] is not None:
+            return "copied"
+        return "columns" if encoder.form.name == "ids" and files[each[0]].suffix in TABLES else "rows"
+
     with ExitStack() as stack:
         outs = {name: stack.enter_context((scratch / f"{name}.part").open("ab")) for name in _PARTS}
         kept = began
@@ -656,9 +690,9 @@ def _build(
                     say(f"{done['rows']:,} rows in {now - began:.0f} s")
 
         each_taken = [(number, taken(number)) for number in range(first, len(files))]
-        for is_taken, several in itertools.groupby(each_taken, lambda each: each[1] is not None):
+        for way, several in itertools.groupby(each_taken, way_of):
             group = list(several)
-            if is_taken:
+            if way == "copied":
                 for number, tokens in group:
                     assert tokens is not None
                     _count(done, labels, _known_of(tokens, files[number], number), len(found.files))
@@ -666,8 +700,13 @@ def _build(
                     done["file"], done["pieces"] = number + 1, 0
                     keep_now_and_then()
                 continue
-            size = sum(files[number].stat().st_size for number, _ in group)
-            for made in _all_made(of_files(number for number, _ in group), encoder, size):
+            numbers = [number for number, _ in group]
+            if way == "columns":
+                parts = (_from_columns(files[each], each, encoder, behind if each == first else 0) for each in numbers)
+                every: Iterator[Made] = itertools.chain.from_iterable(parts)
+            else:
+                every = _all_made(of_files(numbers), encoder, sum(files[each].stat().st_size for each in numbers))
+            for made in every:
                 _count(done, labels, made, len(found.files))
                 of_rows = array("i", (-1 if label is None else labels[label] for label in made.labels))
                 for name in _PARTS:
