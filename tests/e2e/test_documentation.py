@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_models import save_model
 
 from tests.conftest import call_trainkit
 from tests.hub_server.server import TOKEN, Hub
@@ -33,6 +34,9 @@ ELSEWHERE = {
     ".venv/bin/python",
 }
 TRAINING = ("run", "bench")
+# A file that a page shows; its reader has written it.
+FILE = re.compile(r"^<!-- file (\S+) -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the tests' Hub has a tiny one of this name
 # Smaller than printed, through a layer that any user may use.
 SMALL = {
     "TRAINKIT__MODEL__HIDDEN_SIZE": "16",
@@ -99,7 +103,9 @@ def test_the_recipe_that_is_explained_is_valid(trainkit: Trainkit, tmp_path: Pat
 def test_the_wizards_recipe_is_what_it_writes_today(trainkit: Trainkit, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "wizard.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- wizard -->")[2].partition("<!-- end of wizard -->")[0]
-    done = trainkit("config", "--defaults", "--on", "2x3090", "--set", "strategy.kind=fsdp")
+    done = trainkit(
+        "config", "--defaults", "--on", "2x3090", "--set", "strategy.kind=fsdp", "--set", "data.path=python-stdlib"
+    )
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "recipe.yaml").read_text().partition("\n")[2]
     assert written.partition("# As it would")[0] in shown
@@ -109,7 +115,7 @@ def test_the_pages_have_commands_for_all_that_trainkit_does() -> None:
     shown = {shlex.split(line, comments=True)[1] for page in PAGES for line in commands(page) if "trainkit " in line}
     assert shown >= {
         *("run", "plan", "check", "explain", "export", "import", "config", "bench", "runs", "ls", "cp", "schema"),
-        *("gpus", "env", "doctor"),
+        *("gpus", "env", "doctor", "data", "generate"),
     }
 
 
@@ -147,6 +153,10 @@ def test_every_command_runs_as_printed_and_in_this_order(
     # Those of README work right after the two commands with which it begins.
     trainkit = request.getfixturevalue("after_quickstart" if page.stem == "README" else "trainkit")
     reader = {**hub.environment, "HF_TOKEN": TOKEN}  # who is logged in to a Hub
+    for name, content in FILE.findall(page.read_text(encoding="utf-8")):
+        (tmp_path / name).write_text(content)
+    if SMALL_MODEL in page.read_text(encoding="utf-8"):
+        hub.add(SMALL_MODEL, save_model(tmp_path / "hub" / "model", "llama"))
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
     for line in commands(page):
         words = shlex.split(line, comments=True)
@@ -154,7 +164,7 @@ def test_every_command_runs_as_printed_and_in_this_order(
             continue
         assert words[0] == "trainkit", f"no test runs {line!r}"
         # the built-in trainer's own models; others are of another kind, and small
-        is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py"} & {*words}
+        is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py", "pip.yaml"} & {*words}
         done = trainkit(*words[1:], environ={**reader, **(SMALL if is_big else {})}, timeout=200)
         # the machine of the test may have a problem, and lacks the scripts of other libraries
         fine = (0, 4) if words[1] == "doctor" or {"hf-glue-mrpc", "accelerate-nlp-example"} & {*words} else (0,)

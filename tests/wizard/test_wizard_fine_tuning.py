@@ -76,7 +76,7 @@ def test_chats_become_a_recipe_in_eight_questions(machine: Machine, start: Start
     assert tree["data"] == {"kind": "dataset", "path": "chats.jsonl"}
     assert tree["train"] == {"epochs": 3}
     assert tree["eval"] == {"every_steps": 50}
-    assert tree["batch"] == ({"global": 1, "micro": "auto"} if cards else {"global": 1})
+    assert tree["batch"] == {"global": 1}  # of three rows
     recipe = resolved.recipe
     assert (recipe.data.tokenizer, recipe.data.sequence_length) == ("llama", "auto")  # type: ignore[union-attr]
     assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.precision.dtype) == (1e-5, 0.0, "auto")
@@ -241,10 +241,12 @@ def test_what_nobody_is_asked_about_is_as_usual_unless_it_is_given(
     machine: Machine, start: Start, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"model.path": "llama", "data.path": "chats.jsonl", "peft.kind": "lora", "train.epochs": 9}
-    for rows, batch in ((3, 2), (50, 4), (1000, 16)):  # of two ranks; ten steps in an epoch, where there are few rows
+    # Of two ranks: ten steps in an epoch, where there are few rows.
+    sizes = ((3, {"global": 2}), (50, {"global": 4, "micro": "auto"}), (1000, {"global": 16, "micro": "auto"}))
+    for rows, batch in sizes:
         (tmp_path / "chats.jsonl").write_text(f"{json.dumps(CHAT)}\n" * rows)
         tree, _ = written(answered(start(machine(2), given), program="finetune")[0], tmp_path)
-        assert (tree["eval"], tree["batch"]) == ({"every_steps": 50}, {"global": batch, "micro": "auto"})
+        assert (tree["eval"], tree["batch"]) == ({"every_steps": 50}, batch)
     given |= {"eval.every_steps": 0, "batch.micro": 5}
     tree, _ = written(answered(start(machine(2), given), program="finetune")[0], tmp_path)
     assert ("eval" in tree, tree["batch"]) == (False, {"micro": 5})

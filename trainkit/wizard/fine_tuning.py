@@ -274,7 +274,7 @@ def unasked(view: View) -> Iterator[Answer]:
         each = max(samples // view.ranks, 1)
         sets: dict[str, object] = {"batch.global": each * view.ranks}
         reason = f"{pluralize(each * view.ranks, 'sample')} in a step"
-        if view.device == "cuda":
+        if view.device == "cuda" and each > 1:
             sets["batch.micro"], reason = "auto", f"{reason}, in passes as large as fit"
         yield Answer("", "", sets, reason)
 
