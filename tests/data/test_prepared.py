@@ -599,7 +599,7 @@ def test_the_memory_of_a_rank_does_not_depend_on_the_rows(home: Path, tmp_path: 
             file.writelines(f'{{"text": "row {number} of many"}}\n' for number in range(rows))
         recipe = recipe_for(path, sequence_length=128).model_dump(mode="json", by_alias=True)
         words = [sys.executable, "-c", MEASURED, json.dumps(recipe)]
-        subprocess.run(words, check=True, capture_output=True, cwd=tmp_path)  # the first prepares
+        made(path, sequence_length=128)
         done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=tmp_path)
         used.append(int(done.stdout))
     assert used[1] - used[0] < 8_000, used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from strategy_runs import Case, write_corpus
 
 from tests.trainer.sources import lines
-from tests.trainer.training import MakeSettings, parts_of
+from tests.trainer.training import MakeSettings, parts_of, trained
 from tests.warm_ranks import run_case
 from trainkit.data.formats import KEEPS_APART, packing_of
+from trainkit.launch_plan.model import SolvedBatch
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.tools.builtin.inputs import packed_texts_are_kept_apart
@@ -171,16 +173,57 @@ def test_a_model_trains_the_same_on_packed_texts_and_on_padded_ones(
         torch.testing.assert_close(each, others[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def packed(tmp_path: Path) -> dict[str, Any]:
+    """Prompts with answers of very different lengths, of which an epoch has three steps."""
+    chance = random.Random(2)
+    rows = [{"prompt": "".join(chance.choices("abc", k=chance.randint(1, 9))),
+             "completion": "".join(chance.choices("def", k=chance.randint(1, 12)))} for _ in range(120)]  # fmt: skip
+    return {"kind": "dataset", "path": str(lines(tmp_path / "a.jsonl", rows)), "sequence_length": 32}
+
+
+def test_a_run_goes_on_bit_equal_from_the_middle_of_an_epoch_of_packed_texts(
+    packed: dict[str, Any], make_settings: MakeSettings
+) -> None:
+    run: dict[str, Any] = {"data": packed, "train": {"steps": 9}, "eval": {"every_steps": 0}}
+    whole = trained(make_settings(**run, checkpoint={"every_steps": 4, "keep": 9}))
+    assert 16 * 2 < len(whole.parts.source.train) < 16 * 4
+    for step in (4, 8):
+        settings = make_settings(**run)
+        saved = whole.parts.settings.run_dir / f"checkpoints/step-{step:08}"
+        went_on = trained(replace(settings, resume=saved))
+        assert went_on.losses == whole.losses[step:]
+        for name, values in went_on.weights.items():
+            assert torch.equal(values, whole.weights[name])
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_recomputing_compiling_and_micro_batches_keep_texts_apart(
+    kind: str, packed: dict[str, Any], make_settings: MakeSettings, thorough: bool
+) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+    model = {"kind": "hf", "architecture": "llama", "config": {**config, "vocab_size": 256}}
+    run: dict[str, Any] = {"data": packed, "train": {"steps": 3}, **({"model": model} if kind == "llama" else {})}
+    whole = trained(make_settings(**run)).losses
+    recomputed = trained(make_settings(**run, efficiency={"gradient_checkpointing": {"every": 1}})).losses
+    assert recomputed == pytest.approx(whole, rel=2e-6)
+    at_once = replace(make_settings(**run), batch=SolvedBatch(16, 16, 1, 1, eval_micro=8))
+    assert trained(at_once).losses == pytest.approx(whole, rel=2e-6)
+    if thorough:
+        torch.compiler.reset()  # of how often other tests have compiled
+        compiled = trained(make_settings(**run, efficiency={"compile": {"enabled": True, "backend": "aot_eager"}}))
+        assert compiled.losses == pytest.approx(whole, rel=2e-6)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("fsdp", 2)])
-def test_packed_texts_lose_the_same_on_any_number_of_ranks(strategy: str, ranks: int, tmp_path: Path) -> None:
-    chance, curves = random.Random(2), []
-    rows = [{"prompt": "".join(chance.choices("abc", k=chance.randint(1, 9))),
-             "completion": "".join(chance.choices("def", k=chance.randint(1, 12)))} for _ in range(200)]  # fmt: skip
-    data = {"kind": "dataset", "path": str(lines(tmp_path / "a.jsonl", rows)), "sequence_length": 32}
+def test_packed_texts_lose_the_same_on_any_number_of_ranks(
+    strategy: str, ranks: int, packed: dict[str, Any], tmp_path: Path
+) -> None:
+    curves = []
     write_corpus(tmp_path / "corpus")
     for kind, count in (("single", 1), (strategy, ranks)):
-        case = Case({"kind": kind}, ranks=count).changed(data=data, train={"steps": 4}, eval={"every_steps": 4})
+        case = Case({"kind": kind}, ranks=count).changed(data=packed, train={"steps": 4}, eval={"every_steps": 4})
         curves.append(run_case(tmp_path / kind, case, tmp_path / "corpus"))
     assert list(curves[1].losses.values()) == pytest.approx(list(curves[0].losses.values()), rel=2e-6)
     assert list(curves[1].norms.values()) == pytest.approx(list(curves[0].norms.values()), rel=2e-5)
