@@ -210,17 +210,26 @@ def test_a_zstandard_file_without_its_package_says_how_to_get_it(
     assert "-m pip install" in found.diagnostics[0].hint
 
 
-def test_the_head_of_a_file_gives_the_rows_that_are_whole_in_it() -> None:
-    for ending in ("jsonl", "json", "csv"):
-        content = WRITERS[ending](ROWS)
-        found = head_rows(f"a.{ending}", content[:5000], whole=False)
-        assert 5 < len(found) < len(ROWS)
-        assert [row.fields for row in found] == ROWS[: len(found)], ending
-    packed = gzip.compress(json_lines(ROWS * 50))
-    found = head_rows("a.jsonl.gz", packed[: len(packed) // 2], whole=False)
+@pytest.mark.parametrize("ending", WRITERS)
+def test_the_head_of_a_file_gives_the_rows_that_are_whole_in_it(ending: str) -> None:
+    content = WRITERS[ending](ROWS)
+    for end in range(40, 3000, 11):  # within quotes, escapes and letters of several bytes too
+        found = head_rows(f"a.{ending}", content[:end], whole=False)
+        assert [row.fields for row in found] == ROWS[: len(found)]
+        assert len(found) >= end // 130 - 2
+    packed = gzip.compress(WRITERS[ending](ROWS * 50))
+    found = head_rows(f"a.{ending}.gz", packed[: len(packed) // 2], whole=False)
     assert len(found) > 100
     assert [row.fields for row in found[:300]] == ROWS
     assert head_rows("a.jsonl", b'{"text": "longer than', whole=False) == []
+
+
+def test_a_damaged_archive_is_refused_by_a_plan_that_sees_it(tmp_path: Path) -> None:
+    packed = gzip.compress(json_lines(ROWS))
+    for content in (b"\x1f\x8bnothing", packed[:-8] + b"12345678", packed[:99] + b"\0" * 200 + packed[99:]):
+        path = written(tmp_path, "a.jsonl.gz", content)
+        assert "a.jsonl.gz cannot be unpacked" in seen(path).fault[0]
+        assert "cannot be unpacked" in str(refused(path))
 
 
 def test_a_plan_names_the_row_among_the_first_that_cannot_be_learned_from(tmp_path: Path) -> None:

@@ -267,7 +267,10 @@ def head_rows(name: str, head: bytes, *, whole: bool) -> list[SourceRow]:
     """
     inner = _name_inside(name)
     if head.startswith(b"\x1f\x8b"):
-        head, whole = zlib.decompressobj(31).decompress(head, 1 << 22), False
+        try:
+            head, whole = zlib.decompressobj(31).decompress(head, 1 << 22), False
+        except zlib.error as error:
+            raise _torn(name, error) from error
     elif head[:3] in (b"\x28\xb5\x2f", b"BZh", b"\xfd7z"):  # not worth a look
         return []
     for beginning, (kind, hint) in _NO_ROWS.items():
@@ -371,7 +374,7 @@ def _text_rows(path: Path, file: BinaryIO, start: ShardPosition, name: str, *, w
     lines, compressed = _decompressed(path, file)
     try:
         if name.endswith(CELLS):
-            yield from _cell_rows(path, lines, start)
+            yield from _cell_rows(path, lines, start, whole=whole)
             return
         if not start.row and lines.peek(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             yield from _array_rows(path, lines, start, whole=whole)
@@ -390,9 +393,11 @@ def _text_rows(path: Path, file: BinaryIO, start: ShardPosition, name: str, *, w
     except Exception as error:
         if type(error).__name__ not in ("EOFError", "error", "LZMAError", "BadGzipFile", "ZstdError"):
             raise
-        raise TrainingError(
-            f"data.path: {path} cannot be unpacked: {first_line(error)}", hint="write it anew"
-        ) from error
+        raise _torn(path, error) from error
+
+
+def _torn(path: Path | str, error: Exception) -> TrainingError:
+    return TrainingError(f"data.path: {path} cannot be unpacked: {first_line(error)}", hint="write it anew")
 
 
 def _decompressed(path: Path, file: BinaryIO) -> tuple[Any, bool]:
@@ -491,8 +496,11 @@ def _array_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: boo
             )
 
 
-def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition) -> Iterator[RawRow]:
-    """The rows of CSV or TSV with a head; the delimiter is the one that its head has most of."""
+def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: bool) -> Iterator[RawRow]:
+    """The rows of CSV or TSV with a head; the delimiter is the one that its head has most of.
+
+    whole: whether an end within quotes is an error.
+    """
     csv.field_size_limit(1 << 30)
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")
     try:
@@ -516,6 +524,8 @@ def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition) -> Iterator[Ra
     except UnicodeDecodeError as error:
         raise TrainingError(f"data.path: {path} is not UTF-8 text (byte {error.start})") from error
     except csv.Error as error:
+        if not whole:
+            return
         raise TrainingError(f"data.path: {path}:{reader.line_num + 1}: {error}", hint="check its quotes") from error
 
 
