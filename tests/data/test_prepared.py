@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -575,6 +576,54 @@ def test_whole_texts_fill_samples_in_other_company_in_each_epoch_from_any_number
         [fresh] = samples_of(open_source(recipe, tmp_path), [number])
         assert fresh == epochs[number // count][number % count]
     monkeypatch.setattr(packing, "GROUP", 1 << 16)
+
+
+def predicted_by(source: Source) -> Counter[tuple[bytes, int]]:
+    """Of each sample what is predicted, and from what: the tokens before it in its text."""
+    found: Counter[tuple[bytes, int]] = Counter()
+    inputs = source.train[range(len(source.train))].inputs
+    positions = inputs.get("position_ids")
+    for row, (ids, targets) in enumerate(zip(inputs["tokens"].tolist(), inputs["targets"].tolist(), strict=True)):
+        begin = 0
+        for place, target in enumerate(targets):
+            begin = place if positions is not None and positions[row, place] == 0 else begin
+            if target >= 0:
+                found[bytes(ids[begin : place + 1]), target] += 1
+    return found
+
+
+@pytest.mark.parametrize("prompts", [False, True], ids=["texts", "prompts with answers"])
+@pytest.mark.parametrize("packing", ["isolated", "none", "dense"])
+def test_every_token_that_is_to_be_learned_is_predicted_once_from_those_before_it_in_its_text(
+    packing: str, prompts: bool, home: Path, tmp_path: Path, thorough: bool
+) -> None:
+    for seed in range(60 if thorough else 8):
+        chance = random.Random(seed)
+        length = chance.randint(2, 24)
+        parts = [
+            (
+                "".join(chance.choices("abcd", k=chance.randint(1, 20) if prompts else 0)),
+                "".join(chance.choices("efgh", k=chance.randint(1, 40))),
+            )
+            for _ in range(chance.randint(3, 60))
+        ]
+        parts += [("a" * prompts, "ef"), parts[0]]
+        rows = [{"prompt": one, "completion": other} if prompts else {"text": other} for one, other in parts]
+        path, held_out = lines(tmp_path / f"{seed}.jsonl", rows), lines(tmp_path / "b.jsonl", rows[-2:-1])
+        source = open_source(
+            recipe_for(path, validation_path=str(held_out), packing=packing, sequence_length=length), tmp_path
+        )
+        expected: Counter[tuple[bytes, int]] = Counter()
+        for one, other in parts:
+            text = (one + other).encode()
+            for begin in (0,) if prompts else range(0, max(1, len(text) - 1), length):
+                piece = text[begin : begin + length + 1]
+                expected.update((piece[:place], piece[place]) for place in range(max(1, len(one)), len(piece)))
+        if packing == "dense":  # cut anywhere, so that tokens have others before them, and none is lost
+            found = sum(source.train[[number]].counted for number in range(len(source.train)))
+            assert found == sum(len(other) - (not one) for one, other in parts)
+        else:
+            assert predicted_by(source) == expected, seed
 
 
 MEASURED = """
