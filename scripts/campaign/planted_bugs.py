@@ -469,8 +469,22 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
         ],
     },
     "data/prepare.py": {
+        "data/test_prepared_alone.py::test_what_is_taken_is_bit_equal_to_a_build_in_one_go": [
+            (
+                "labels of a copied file keep its own numbers",
+                '[*(labels[label] for label, _ in tokens.meta["labels"]), -1]',
+                '[*range(len(tokens.meta["labels"])), -1]',
+            ),
+        ],
+        "data/test_prepared_alone.py::test_a_file_that_was_begun_row_by_row_is_not_copied_behind_that": [
+            (
+                "a file is copied behind the rows that were read of it",
+                "if files[number] not in alone or (number == first and behind):",
+                "if files[number] not in alone:",
+            ),
+        ],
         "data/test_prepared.py::test_a_preparation_that_is_killed_goes_on_with_what_it_has_kept": [
-            ("pieces that were kept are made again", 'islice(pieces, done["pieces"], None)', "islice(pieces, 0, None)"),
+            ("pieces that were kept are made again", "behind if number == first else 0, None)", "0, None)"),
             ("workers outlive who has started them", "while os.getppid() == parent:", "while parent:"),
         ],
         "data/test_prepared.py::test_what_was_kept_of_a_killed_preparation_is_not_believed_where_it_is_torn": [
@@ -485,6 +499,19 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
         ],
         "data/test_prepared.py::test_a_file_that_is_written_while_it_is_read_is_refused": [
             ("half a file counts as the whole", "if stamp != stamps[path]:", "if not stamp:"),
+        ],
+    },
+    "data/ready.py": {
+        "data/test_ready_ids.py::test_what_is_wrong_is_named_by_file_and_row": [
+            (
+                "targets are not compared with the ids",
+                "if not np.array_equal(targets[0][learned], ids[learned]):",
+                "if len(targets) > 2:",
+            ),
+            ("nulls among ids are taken for numbers", "if values.null_count:", "if values.type is None:"),
+        ],
+        "data/test_ready_ids.py::test_a_table_of_several_row_groups_is_read_alike_and_empty_rows_are_skipped": [
+            ("rows without ids are no empty rows", ".fill_null(0)", ".fill_null(1)"),
         ],
     },
     "data/files.py": {

@@ -147,6 +147,6 @@ def test_only_what_a_run_reads_is_fetched() -> None:
     assert set(needed_files(rows, saved)) == set(saved[:3])
     with pytest.raises(NoSuchPartError, match="has no subset 'en'"):
         needed_files(RepoRef("data.path", "dataset", "owner/rows", rows=RowSelection("en")), saved)
-    assert "no parquet" in missing_files(
-        RepoRef("data.path", "dataset", "owner/rows"), ["README.md", "rows.csv", "rows.json.gz"]
-    )
+    rows = RepoRef("data.path", "dataset", "owner/rows")
+    assert "no file of rows (.parquet, " in missing_files(rows, ["README.md", "rows.txt", "model.bin"])
+    assert not missing_files(rows, ["README.md", "rows.json.gz"])
