@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainkit.data import prepared
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TextData
-from trainkit.trainer.data import text
 from trainkit.trainer.data.text import find_files, open_corpus, open_source, read_corpus
 
 
@@ -106,10 +106,10 @@ def test_waiting_for_another_builder_has_an_end(
     open_corpus(files, [folder])
     (ready,) = (path.parent for path in folder.glob("*/meta.json"))
     ready.rename(folder / "elsewhere")
-    monkeypatch.setattr(text, "_PATIENCE", 0.3)
+    monkeypatch.setattr(prepared, "PATIENCE", 0.3)
     with (folder / f"{ready.name}.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(TrainingError, match="another process has been building"):
+        with pytest.raises(TrainingError, match="another process has been preparing"):
             open_corpus(files, [folder])
 
 
@@ -147,7 +147,7 @@ def test_the_standard_library_is_twelve_megabytes_of_text_without_tests_and_pack
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("tokens.bin", 5), ("tokens.bin", 0), ("meta.json", 3), ("starts.npy", None)]
+    ("name", "size"), [("tokens.bin", 5), ("tokens.bin", 0), ("meta.json", 3), ("starts.bin", None)]
 )
 def test_a_corpus_that_the_disk_has_damaged_is_made_anew(
     two_files: Path, tmp_path: Path, name: str, size: int | None

@@ -6,15 +6,12 @@ They are tokenised once, by one process of a node, into a cache on disk that all
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
 import sysconfig
-import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,9 +21,10 @@ from numpy.typing import NDArray
 
 from trainkit.data.files import reading
 from trainkit.data.prepare import text_length
+from trainkit.data.prepared import Mapped, finish, locked, read_whole_folder, save_array
 from trainkit.data.tokenizer import Encoder, open_encoder
 from trainkit.errors import TrainingError
-from trainkit.files import cache_folder, remove_tree, try_lock
+from trainkit.files import cache_folder, remove_tree
 from trainkit.recipe.schema import Recipe, TextData
 from trainkit.trainer.data.source import Ids, Samples, Source
 from trainkit.trainer.data.tokens import Stretch, held_out
@@ -34,8 +32,7 @@ from trainkit.trainer.data.tokens import Stretch, held_out
 STDLIB = "python-stdlib"
 # Installed packages and the interpreter's own tests differ between machines; without these it is 12 MB everywhere.
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
-_FORMAT = 2  # version of the cache's format; part of its digest
-_PATIENCE = 600.0  # seconds to wait for another process that builds the same corpus
+_FORMAT = 3  # version of the cache's format; part of its digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,50 +108,25 @@ def open_corpus(files: Sequence[Path], folders: Sequence[Path], encoder: Encoder
     for folder in folders:
         ready = folder / digest
         try:
-            if corpus := _load(ready):
-                return corpus
-            folder.mkdir(parents=True, exist_ok=True)
-            with _lock(folder / f"{digest}.lock"):
-                if corpus := _load(ready):  # another process has just built it
-                    return corpus
-                # Left by a killed builder, since we hold its lock now, or damaged on disk.
-                for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
-                    remove_tree(leftover)
-                _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
-            if corpus := _load(ready):
-                return corpus
+            if (meta := read_whole_folder(ready)) is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                with locked(folder / f"{digest}.lock"):
+                    if read_whole_folder(ready) is None:  # else another process has just built it
+                        # Left by a killed builder, since we hold its lock now, or damaged on disk.
+                        for leftover in (*folder.glob(f".tmp-{digest}-*"), *folder.glob(digest)):
+                            remove_tree(leftover)
+                        _build(files, ready, folder / f".tmp-{digest}-{os.getpid()}", encoder)
+                meta = read_whole_folder(ready)
+            if meta is not None:
+                arrays = ((name, *meta["arrays"][name]) for name in ("tokens", "starts"))
+                tokens, starts = (Mapped(ready / f"{name}.bin", kind, (size,)).array for name, kind, size in arrays)
+                return Corpus(tokens, starts, meta["highest"], meta["unigram_entropy"], meta["unit"])
             refusals.append(f"{folder}: the written data differs when read back")
         except OSError as error:
             refusals.append(f"{folder}: {error.strerror or error}")
     raise TrainingError(
         f"no folder can hold the tokenised corpus ({'; '.join(refusals)})", hint="set data.cache to a writable folder"
     )
-
-
-def _load(ready: Path) -> Corpus | None:
-    """The existing corpus, memory-mapped; None if there is none, or its size is wrong."""
-    try:
-        meta = json.loads((ready / "meta.json").read_text())
-        kind, size, path = np.dtype(meta["kind"]), meta["bytes"], ready / "tokens.bin"
-        if path.stat().st_size != size:
-            return None
-        # an empty file cannot be mapped
-        tokens = np.memmap(path, dtype=kind, mode="r") if size else np.zeros(0, dtype=kind)
-        return Corpus(tokens, np.load(ready / "starts.npy"), meta["highest"], meta["unigram_entropy"], meta["unit"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """An exclusive lock, released when its holder dies. TrainingError if another process holds it for too long."""
-    deadline = time.monotonic() + _PATIENCE
-    with path.open("a") as file:
-        while not try_lock(file.fileno()):
-            if time.monotonic() > deadline:
-                raise TrainingError(f"another process has been building the corpus under {path} for {_PATIENCE:.0f} s")
-            time.sleep(0.1)
-        yield
 
 
 def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) -> None:
@@ -170,21 +142,17 @@ def _build(files: Sequence[Path], ready: Path, scratch: Path, encoder: Encoder) 
                     starts.append(offset)
                     offset += out.write(tokens) // kind.itemsize
                     counts += np.bincount(np.frombuffer(tokens, dtype=kind), minlength=encoder.size)
+            out.flush()
+            os.fsync(out.fileno())
         shares = counts[counts > 0] / max(1, counts.sum())
-        np.save(scratch / "starts.npy", np.array(starts, dtype=np.int64))
+        save_array(scratch, "starts", np.array(starts, dtype=np.int64))
         meta = {
-            "bytes": offset * kind.itemsize,
-            "kind": kind.name,
+            "arrays": {"tokens": (kind.name, offset), "starts": ("int64", len(starts))},
             "unit": encoder.unit,
             "highest": int(counts.nonzero()[0].max(initial=-1)),
             "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         }
-        (scratch / "meta.json").write_text(json.dumps(meta))
-        for part in scratch.iterdir():  # after a power cut the renamed files must not be full of zeros
-            with part.open("rb") as whole:
-                os.fsync(whole.fileno())
-        # A rename makes all files appear at once: other processes look for them without the lock.
-        scratch.rename(ready)
+        finish(scratch, ready, meta)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
