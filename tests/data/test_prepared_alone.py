@@ -18,6 +18,8 @@ from trainkit.errors import TrainingError
 from trainkit.files import read_json
 from trainkit.recipe.schema import Recipe
 
+pytestmark = pytest.mark.torch  # NumPy comes with the libraries around torch
+
 LABELS = (["no", "yes"], ["maybe", "no", ""], ["yes", "never"])
 
 

@@ -16,6 +16,8 @@ from trainkit.errors import TrainingError
 from trainkit.files import read_json
 from trainkit.recipe.schema import Recipe
 
+pytestmark = pytest.mark.torch  # pyarrow comes with the libraries around torch
+
 pyarrow = pytest.importorskip("pyarrow")
 
 KINDS = {
