@@ -70,8 +70,9 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """A session on a machine, with settings given, from a recipe."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where no data lie prepared
 
     def begin(facts: Facts, given: Mapping[str, Any] | None = None, base: str = "") -> Session:
         (tmp_path / "train.py").touch()
