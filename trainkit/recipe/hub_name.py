@@ -8,11 +8,13 @@ import re
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _FORM = re.compile(rf"(?:{_PART}/)?{_PART}")
 _LONGEST = 96  # characters
+# Endings of files whose rows have columns, which are no repositories; other files are text.
+ROWS = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
 
 
 def is_repository(name: str) -> bool:
     """Whether a text has the form of a repository's name: `name`, or `owner/name`."""
-    odd = "--" in name or ".." in name or name.endswith(".git")
+    odd = "--" in name or ".." in name or name.endswith(".git") or ROWS.search(name)
     return len(name) <= _LONGEST and not odd and bool(_FORM.fullmatch(name))
 
 

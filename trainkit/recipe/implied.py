@@ -6,19 +6,17 @@ whose ids it knows. Whatever a layer gives counts more.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import Origin
+from trainkit.recipe.hub_name import ROWS
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import schema
 
 Implied = Iterator[tuple[str, Any, str]]  # key, value, and why
 Get = Callable[[str], Any]
-# Endings of files whose rows have columns; other files are text.
-ROWS = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
 LORA_RATE, FULL_RATE, ENCODER_RATE, PAIRS_RATE = 2e-4, 1e-5, 2e-5, 1e-4
 QLORA, DEVLIN = "QLoRA (arXiv:2305.14314, table 9)", "BERT (arXiv:1810.04805, appendix A.3)"
 T5_GUIDE = "transformers' documentation of T5"

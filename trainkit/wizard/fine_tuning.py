@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import RecipeError, UsageError
 from trainkit.machine.selection import allocation
-from trainkit.recipe.hub_name import is_repository
-from trainkit.recipe.implied import ROWS
+from trainkit.recipe.hub_name import ROWS, is_repository
 from trainkit.recipe.paths import absolute
 from trainkit.text import GIB, format_memory, pluralize
 from trainkit.tools.builtin.inputs import LOOKING_AHEAD

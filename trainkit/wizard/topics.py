@@ -13,8 +13,7 @@ from trainkit.errors import UsageError
 from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
-from trainkit.recipe.hub_name import is_repository
-from trainkit.recipe.implied import ROWS
+from trainkit.recipe.hub_name import ROWS, is_repository
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
