@@ -16,6 +16,7 @@ from tests.trainer.tiny_tokenizer import CHATML, NAMES, save_tokenizer
 from tests.trainer.training import CPU, MakeSettings, trained
 from trainkit.data.tokenizer import Encoder, open_encoder
 from trainkit.errors import TrainingError
+from trainkit.trainer import generate as module
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.generate import Answerer, Drawing, Sampling, open_checkpoint, open_folder
@@ -76,6 +77,34 @@ def test_a_chat_model_answers_what_it_was_taught_in_its_sample_from_its_checkpoi
     short = opened[1].answer(ids, Sampling(tokens=2, temperature=0))
     assert (short.tokens, short.ended) == (2, False)
     assert opened[1].answer(opened[1].ids({"prompt": "the cat"}, plain=True), GREEDY).text != "sat on the mat"
+
+
+def test_prompts_of_several_lengths_are_answered_together_as_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_folder(save_llama(tmp_path / "base"), CPU)
+    texts = ["the cat", "a", "two and two and two and two", "sat on the mat ✓", "mat" * 9, "on"]
+    prompts = [model.ids({"prompt": each}, plain=True) for each in texts]
+    alone = [model.answer(each, GREEDY) for each in prompts]
+    sizes, generate = list[int](), model.inner.generate
+
+    def seen(**given: Any) -> Any:
+        sizes.append(len(given["input_ids"]))
+        return generate(**given)
+
+    monkeypatch.setattr(model.inner, "generate", seen)
+    monkeypatch.setattr(module, "TOGETHER", 4)
+    assert list(model.answers(prompts, GREEDY)) == alone
+    assert sizes == [4, 2]
+    middle = alone[0].text and model.encoder.plain(alone[0].text)[3]  # an id that ends only some of them
+    monkeypatch.setattr(model.inner.generation_config, "eos_token_id", middle)
+    alone = [model.answer(each, GREEDY) for each in prompts]
+    assert len({each.tokens for each in alone}) > 1
+    assert list(model.answers(prompts, GREEDY)) == alone
+    sizes.clear()
+    monkeypatch.setattr(model.inner.generation_config, "repetition_penalty", 1.3)
+    list(model.answers(prompts, GREEDY))
+    assert sizes == [1] * 6
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # as peft calls it

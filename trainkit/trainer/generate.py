@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainkit import lora
 from trainkit.data.files import refuse_special
+from trainkit.data.formats import KEEPS_APART
 from trainkit.data.tokenizer import Encoder, open_encoder, tokenizer_files
 from trainkit.errors import MachineError, TrainingError, first_line
 from trainkit.files import read_json
@@ -47,6 +48,8 @@ _TASK_OF = {
     "SEQ_2_SEQ_LM": "seq2seq_lm",
     "SEQ_CLS": "sequence_classification",
 }
+TOGETHER, TOKENS_TOGETHER = 16, 1 << 15  # prompts that are answered at a time, and their tokens with the answers
+_OF_WHOLE_TEXTS = {"num_beams", "repetition_penalty", "no_repeat_ngram_size", "sequence_bias"}
 _WRITERS = "only models of transformers that write or label texts are used here"
 Write = Callable[[str], object]
 
@@ -140,6 +143,44 @@ class Answerer:
         if left := stream.end():
             write(left)
         return Answer(self.encoder.decode(stream.ids), len(written), bool(written) and written[-1] in stops)
+
+    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[Answer]:
+        """The answers to several prompts in their order: several at a time where that gives the same ones."""
+        together = self._most_together(prompts, sampling)
+        for start in range(0, len(prompts), together):
+            if together > 1:
+                yield from self._together(prompts[start : start + together], sampling)
+            else:
+                yield self.answer(prompts[start], sampling)
+
+    def _most_together(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> int:
+        """How many prompts are answered at a time: several where neither chance nor padding changes an answer."""
+        longest = max(map(len, prompts)) + sampling.tokens
+        if self.task != "causal_lm" or sampling.temperature != 0 or longest > (self.context or longest):
+            return 1
+        own = self.inner.generation_config.to_diff_dict()  # penalties and beams count what is padded, too
+        if {*own} & _OF_WHOLE_TEXTS or self.inner.config.model_type not in KEEPS_APART:  # positions are not the mask's
+            return 1
+        return max(1, min(TOGETHER, TOKENS_TOGETHER // longest))
+
+    @torch.no_grad()
+    def _together(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[Answer]:
+        """The answers to prompts that are padded on their left."""
+        stops, begun = self._stops(), max(map(len, prompts))
+        tokens = torch.zeros((len(prompts), begun), dtype=torch.int64, device=self.device)
+        mask = torch.zeros_like(tokens)
+        for row, ids in enumerate(prompts):
+            tokens[row, begun - len(ids) :] = torch.tensor(ids, device=self.device)
+            mask[row, begun - len(ids) :] = 1
+        options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        if stops:
+            options["eos_token_id"] = sorted(stops)
+        options["pad_token_id"] = min(stops, default=0)  # behind the end of an answer
+        made = self.inner.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=sampling.tokens, **options)
+        for written in made[:, begun:].tolist():
+            end = next((place for place, each in enumerate(written) if each in stops), len(written))
+            text = self.encoder.decode(written[:end])
+            yield Answer(text, min(end + 1, len(written)), end < len(written))
 
     def _stops(self) -> frozenset[int]:
         configs = (self.inner.generation_config, self.inner.config) if self.task else ()

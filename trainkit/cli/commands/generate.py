@@ -107,12 +107,12 @@ def generate(  # noqa: PLR0917 - a command's options
         if wrong:
             raise UsageError(wrong)
         with open(output, "w", encoding="utf-8") if output else contextlib.nullcontext(sys.stdout) as out:  # noqa: PTH123
-            for place, row in rows.items():
-                if output or as_json:
-                    answer = model.answer(read[place], sampling)
+            if output or as_json:
+                for row, answer in zip(rows.values(), model.answers(list(read.values()), sampling), strict=True):
                     out.write(json.dumps({**row, **_as_data(answer)}, ensure_ascii=False) + "\n")
                     out.flush()
-                    continue
+                return
+            for place, row in rows.items():
                 if len(rows) > 1:
                     _write(f"> {row.get('prompt') or row['messages'][-1].get('content')}\n")
                 _show(model.answer(read[place], sampling, _write))
