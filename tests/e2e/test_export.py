@@ -147,7 +147,7 @@ def test_a_name_means_its_newest_run_that_has_a_checkpoint(
 
 
 def test_what_has_no_checkpoint_cannot_be_exported(trainkit: Trainkit, tmp_path: Path, tiny_recipe: Path) -> None:
-    assert trainkit("run", str(tiny_recipe), "train.steps=1").returncode == 0
+    assert trainkit("run", str(tiny_recipe), "train.steps=1", "checkpoint.at_end=false").returncode == 0
     done = trainkit("export", "tiny")
     assert done.returncode == 2
     assert "has no complete checkpoint" in done.stderr
