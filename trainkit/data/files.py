@@ -597,3 +597,14 @@ def _label_names(schema: Any) -> dict[str, tuple[str, ...]]:
         }
     except (ValueError, LookupError, TypeError, AttributeError):  # written by another program
         return {}
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """The object in a small file that a library reads; {} where there is none: the library says what is wrong."""
+    try:
+        if not path.is_file() or path.stat().st_size > LARGEST_TEXT:
+            return {}
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

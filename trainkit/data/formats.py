@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.recipe.schema.model import task_of
 from trainkit.recipe.suggestions import nearest
@@ -100,11 +101,11 @@ def is_packed_stream(recipe: Recipe) -> bool:
     return getattr(recipe.data, "streaming", False) and packing_of(recipe) != "none"
 
 
-class FormatError(ValueError):
+class FormatError(TrainingError):
     """A row is of no format that its task can learn from. hint: what to do."""
 
     def __init__(self, what: str, hint: str) -> None:
-        super().__init__(what)
+        super().__init__(f"data.path: {what}", hint=hint)
         self.what, self.hint = what, hint
 
 

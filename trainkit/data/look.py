@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.files import HEAD, TABLES, SourceRow, check_shard, chosen_files, head_rows
-from trainkit.data.formats import FORMATS, FormatError, RowFormat, content_of, recognised
+from trainkit.data.files import HEAD, TABLES, check_shard, chosen_files, head_rows, json_of
+from trainkit.data.formats import FORMATS, RowFormat, content_of, recognised
 from trainkit.data.seen import SeenData, SeenModel, SeenTokenizer
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder
@@ -22,7 +21,7 @@ from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.schema.model import task_of
 
-_MOST = 1 << 28  # bytes of a tokenizer.json
+_MOST = 1 << 28  # bytes of the head of a safetensors file
 ROWS_LOOKED_AT = 200
 
 
@@ -89,19 +88,11 @@ def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFor
     rows = head_rows(str(first), head, whole=whole)
     if not rows:
         return None, 0, False
-    form = row_format(rows[0], data.columns, task)
+    form = recognised(tuple(rows[0].fields), data.columns, task, where=rows[0].place)
     for row in rows[:ROWS_LOOKED_AT]:
         if not (data.skip_empty and row.blank(form.columns[role] for role in form.format.needs)):
             content_of(row, form, chats=False)
     return form, len(rows), whole
-
-
-def row_format(row: SourceRow, given: Mapping[str, str], task: str) -> RowFormat:
-    """The format of a data set, by its first row. TrainingError where the task cannot learn from it."""
-    try:
-        return recognised(tuple(row.fields), given, task, where=row.place)
-    except FormatError as error:
-        raise TrainingError(f"data.path: {error.what}", hint=error.hint) from error
 
 
 def _tokenizer(recipe: Recipe, absolute: Callable[[str], str]) -> SeenTokenizer | None:
@@ -129,7 +120,7 @@ def _model(recipe: Recipe, absolute: Callable[[str], str]) -> SeenModel | None:
     if not isinstance(recipe.model, HfModel) or recipe.model.path is None:
         return None
     folder = Path(absolute(recipe.model.path))
-    index = _json_of(folder / "model.safetensors.index.json").get("weight_map")
+    index = json_of(folder / "model.safetensors.index.json").get("weight_map")
     names = sorted({*index.values()}) if isinstance(index, dict) else ["model.safetensors"]
     size = adapters = 0
     formats: Counter[str] = Counter()
@@ -153,14 +144,14 @@ def _model(recipe: Recipe, absolute: Callable[[str], str]) -> SeenModel | None:
 
 def tokenizer_content(folder: Path) -> str:
     """What of a tokenizer.json makes ids of texts; empty without one. Templates and settings beside it do not count."""
-    found = _json_of(folder / "tokenizer.json")
+    found = json_of(folder / "tokenizer.json")
     parts = [found.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")]
     return json.dumps(parts, sort_keys=True) if found else ""
 
 
 def tokenizer_size(folder: Path) -> int | None:
     """One more than the highest id that a tokenizer.json gives; None without one."""
-    found = _json_of(folder / "tokenizer.json")
+    found = json_of(folder / "tokenizer.json")
     vocabulary = (found.get("model") or {}).get("vocab") if isinstance(found.get("model"), dict) else None
     try:
         ids = [each["id"] for each in found.get("added_tokens") or ()]
@@ -171,13 +162,3 @@ def tokenizer_size(folder: Path) -> int | None:
         return max(ids) + 1 if vocabulary else None
     except (TypeError, KeyError, ValueError):
         return None
-
-
-def _json_of(path: Path) -> dict[str, Any]:
-    try:
-        if os.stat(path).st_size > _MOST or not path.is_file():  # noqa: PTH116
-            return {}
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):  # who loads it says what is wrong with it
-        return {}
-    return found if isinstance(found, dict) else {}

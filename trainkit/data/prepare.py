@@ -37,11 +37,12 @@ from trainkit.data.files import (
     check_shard,
     chosen_files,
     columns_of,
+    json_of,
     reading,
     rows_of,
     values_of,
 )
-from trainkit.data.formats import FormatError, RowFormat, packing_of, recognised
+from trainkit.data.formats import RowFormat, packing_of, recognised
 from trainkit.data.prepared import (
     FORMAT,
     Prepared,
@@ -109,10 +110,7 @@ def _format(files: Sequence[Path], given: Mapping[str, str], task: str) -> RowFo
     for path in files:
         check_shard(path)
         if present := columns_of(path):
-            try:
-                return recognised(present, given, task, where=f"{path}: its first row")
-            except FormatError as error:
-                raise TrainingError(f"data.path: {error.what}", hint=error.hint) from error
+            return recognised(present, given, task, where=f"{path}: its first row")
     raise TrainingError(f"data.path: {', '.join(map(str, files)) or 'nothing'} has no row")
 
 
@@ -286,21 +284,13 @@ def model_settings(recipe: Recipe) -> Mapping[str, Any]:
         return {}
     if model.path is None:
         return {"model_type": model.architecture, **model.config}
-    return {**_json_of(Path(model.path, "config.json")), **model.config}
-
-
-def _json_of(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):  # the model or the tokenizer itself says what is wrong with it
-        return {}
-    return found if isinstance(found, dict) else {}
+    return {**json_of(Path(model.path, "config.json")), **model.config}
 
 
 def _most_tokens(recipe: Recipe, settings: Mapping[str, Any]) -> int | None:
     """How many tokens the model can read at once: by its own settings, and by its tokenizer's."""
     folder = getattr(recipe.data, "tokenizer", None) or BYTES
-    said = _json_of(Path(folder, "tokenizer_config.json")).get("model_max_length") if folder != BYTES else None
+    said = json_of(Path(folder, "tokenizer_config.json")).get("model_max_length") if folder != BYTES else None
     # What a tokenizer does not know it writes as 1e30.
     found = [each for each in (places_of(settings), said) if isinstance(each, int) and 0 < each < 10**9]
     return min(found, default=None)
