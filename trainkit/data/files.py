@@ -376,10 +376,7 @@ def _text_rows(path: Path, file: BinaryIO, start: ShardPosition, name: str, *, w
         if name.endswith(CELLS):
             yield from _cell_rows(path, lines, start, whole=whole)
             return
-        if not start.row and lines.peek(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            yield from _array_rows(path, lines, start, whole=whole)
-            return
-        if start.row and _is_array(path):
+        if lines.peek(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             yield from _array_rows(path, lines, start, whole=whole)
             return
         shard, row, offset = start if not compressed else (start.shard, 0, 0)
@@ -454,12 +451,6 @@ class _ZstdReader(io.RawIOBase):
         size = min(len(buffer), len(self._ready))
         buffer[:size], self._ready = self._ready[:size], self._ready[size:]
         return size
-
-
-def _is_array(path: Path) -> bool:
-    with path.open("rb") as file:
-        head: bytes = _decompressed(path, file)[0].peek(1 << 10)
-        return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _array_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: bool) -> Iterator[RawRow]:
