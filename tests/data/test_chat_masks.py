@@ -283,6 +283,25 @@ def test_the_last_answer_alone_is_learned_where_that_is_asked_for() -> None:
     assert shown(marked.learnable([*chat, user("So?")], only_last=True))[0].count("⟦Bye.<|im_end|>⟧") == 1
 
 
+@pytest.mark.parametrize("key", chats.LEARNED)
+@pytest.mark.parametrize("name", [*FAMILIES, "marked"])
+def test_an_answer_of_weight_0_is_written_and_not_learned(name: str, key: str) -> None:
+    template = ChatTemplate.of(hf("chatml", ""), "chatml") if name == "marked" else template_of(name)
+    first, said, *others = CHATS["three"]
+    expected = learned_pieces(template.learnable([first, said, *others]))
+    chat = [first, said | {key: 1}, others[0], others[1] | {key: 0}, others[2], others[3] | {key: None}]
+    found = template.learnable(chat)
+    assert learned_pieces(found) == [each for each in expected if "Sure." not in each]
+    assert len(expected) == 3 and all("Sure." in each.text for each in found if "Bye." in each.text)
+    assert learned_pieces(template.learnable([message | {key: False} for message in chat])) == []
+    with pytest.raises(ChatError, match=rf"message 2 has {key} 0\.5: an answer is learned \(1\) or not \(0\)"):
+        template.learnable([user("Hi"), answer("Hello.", **{key: 0.5})])
+
+
+def learned_pieces(found: Sequence[Rendering]) -> list[str]:
+    return [each.text[start:end] for each in found for start, end in each.learned]
+
+
 def test_an_answer_that_is_changed_later_has_a_text_of_its_own_and_others_share_one() -> None:
     """Mistral describes tools before the last question only: no earlier answer is as it was."""
     chat = [*CHATS["three"][:2], *CHATS["tools"], user("So?"), answer("Go.")]
@@ -387,7 +406,7 @@ def test_missing_keys_filled_with_none_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
-        ([user("Hi")], "it has no message of role assistant to learn from"),
+        ([user("Hi")], "it has no message of role assistant to learn from, but of user"),
         ([], "it has no message of role assistant to learn from"),
         (["Hi"], "message 1 is not a mapping with a role"),
         ([user("Hi"), {"content": "Hello."}], "message 2 is not a mapping with a role"),

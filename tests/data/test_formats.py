@@ -182,6 +182,21 @@ def test_conversations_speak_in_the_names_of_sharegpt_and_may_hold_messages() ->
     assert "known are human, user, gpt" in caught.value.diagnostics[0].hint
 
 
+def test_turns_keep_whether_they_are_learned() -> None:
+    turns = [TURNS[0], TURNS[1] | {"weight": 0}]
+    found = content_of(row_of({"conversations": turns}), recognised(("conversations",), {}), chats=True)
+    assert found == Chat([SAID[0], SAID[1] | {"weight": 0}])
+
+
+def test_columns_in_capitals_are_guessed_in_the_hint() -> None:
+    with pytest.raises(FormatError) as refused:
+        recognised(("Prompt", "Completion"), {})
+    assert (
+        refused.value.hint
+        == "the nearest is prompts with answers: data.columns: {prompt: Prompt, completion: Completion}"
+    )
+
+
 def test_prompts_and_answers_may_be_parts_of_a_chat_of_which_the_last_answer_is_learned() -> None:
     fields = {"prompt": [*SAID, SAID[0]], "completion": [SAID[1]]}
     found = recognised(tuple(fields), {})
@@ -208,14 +223,15 @@ def test_older_data_sets_hold_a_chat_as_a_mapping_of_lists() -> None:
     assert content_of(row_of(fields), recognised(("messages",), {}), chats=True) == Chat(SAID)
 
 
-def test_cells_may_hold_lists_as_json_and_labels_as_numbers() -> None:
+def test_a_list_may_be_a_text_in_json_and_labels_in_cells_are_numbers() -> None:
     found = recognised(("messages",), {})
     cell = '[{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]'
-    assert content_of(row_of({"messages": cell}, cells=True), found, chats=True) == Chat(SAID)
-    with pytest.raises(TrainingError, match="field 'messages' is no list but a text"):
-        content_of(row_of({"messages": cell}), found, chats=True)
-    with pytest.raises(TrainingError, match="field 'messages' is not JSON"):
-        content_of(row_of({"messages": "[1,"}, cells=True), found, chats=True)
+    for cells in (True, False):
+        assert content_of(row_of({"messages": cell}, cells=cells), found, chats=True) == Chat(SAID)
+        with pytest.raises(TrainingError, match="field 'messages' is not JSON"):
+            content_of(row_of({"messages": "[1,"}, cells=cells), found, chats=True)
+        with pytest.raises(TrainingError, match="field 'messages' is no list but a text"):
+            content_of(row_of({"messages": "Hi"}, cells=cells), found, chats=True)
     assert row_of({"label": " 12"}, cells=True).label("label") == 12
     assert row_of({"label": "12"}).label("label") == "12"
     assert row_of({"label": "good"}, cells=True).label("label") == "good"

@@ -150,6 +150,7 @@ def test_lines_and_rows_of_cells_are_named_as_editors_count_them(tmp_path: Path)
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_of_cells_is_the_one_of_their_head(delimiter: str, tmp_path: Path) -> None:
     assert read(written(tmp_path, "a.csv", cells(delimiter)(ROWS))) == ROWS
+    assert read(written(tmp_path, "B.CSV", cells(delimiter)(ROWS))) == ROWS
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,11 @@ BERT: dict[str, Any] = {"kind": "hf", "architecture": "bert", "task": "masked_lm
         ({}, "2566c0d6b4a9e148279e94a47ec2fb1cf762ee4bbbbe790c540d1a699d43c117"),
         (
             {"model": {"kind": "hf", "path": "llama"}, "peft": {"kind": "lora"}, "data": ROWS},
-            "7cdbc03d37eb8b07b5d7f88f9e1d879e9e5f272e614ec20686a329df3368746f",
+            "ec980e1031288eb3e00e9cde10576e88974c318eb5ab4e75ce8499e2953ac462",
         ),
         (
             {"model": BERT, "data": {"kind": "dataset", "path": "rows"}},
-            "6808fd04a41aa78a43f069c9a13f8456538c9bc792c3a3c7d940ffcf75271b5d",
+            "8bc9f7d274516d8db77717ba02becc7aba82318a76e13058679f77f3dfaff085",
         ),
     ],
 )

@@ -23,6 +23,8 @@ TUNED = "train: {steps: 1}\nmodel: {path: m}\ndata: {path: rows.jsonl}\n"
         ("data: {path: book.txt}", ("gpt", "text")),
         ("data: {path: a.jsonl, kind: text}", ("gpt", "text")),
         ("data: {columns: {text: t}, path: folder}", ("gpt", "dataset")),
+        ("data: {path: folder, validation_path: held.jsonl}", ("gpt", "dataset")),
+        ("data: {path: folder, validation_path: held.txt}", ("gpt", "text")),
         ("data: {path: a.bin, dtype: uint16}", ("gpt", "tokens")),
         ("model: {layers: 2}\ndata: {samples: 4}", ("gpt", "random")),
         ("model: {architecture: llama, config: {}}", ("hf", "text")),
@@ -90,3 +92,10 @@ def test_what_follows_is_explained_with_its_source_and_counts_as_given_by_nobody
 def test_a_stronger_layer_beats_it_and_bytes_are_had_by_name(solve: Solve) -> None:
     recipe = solve(TUNED, overrides=("data.tokenizer=bytes", "optimizer.lr=0.25", "data.sequence_length=32")).recipe
     assert (recipe.data.tokenizer, recipe.optimizer.lr, recipe.data.sequence_length) == ("bytes", 0.25, 32)  # type: ignore[union-attr]
+
+
+def test_a_share_that_named_rows_replace_is_said(solve: Solve) -> None:
+    own = solve(TUNED.replace("rows.jsonl", "rows.jsonl, validation_path: held.jsonl, validation_fraction: 0.2"))
+    (warning,) = (each for each in own.warnings if each.key == "data.validation_fraction")
+    assert "has no effect: data.validation_path says what is evaluated on" in warning.what
+    assert not solve(TUNED.replace("rows.jsonl", "rows.jsonl, validation_fraction: 0.2")).warnings

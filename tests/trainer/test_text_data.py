@@ -56,6 +56,24 @@ def test_validation_text_is_the_end_and_is_never_trained_on(tmp_path: Path) -> N
     assert max(values.max() for values in seen.inputs.values()) < 180 <= int(held.inputs["tokens"].min())
 
 
+def test_files_of_ones_own_are_evaluated_on_and_all_others_trained_on(tmp_path: Path) -> None:
+    folder = written(tmp_path / "text", a=bytes(range(100)))
+    own = written(tmp_path / "own", b=bytes(range(150, 200)))
+    cache = str(tmp_path / "cache")
+    data = text_data(folder, sequence_length=8, validation_path=str(own), cache=cache)
+    source = open_source(Recipe.model_validate({"data": data}), tmp_path)
+    batch = source.train[range(len(source.train))]
+    held = source.validation[range(len(source.validation))]
+    assert (batch.counted, held.counted) == (99, 49)
+    assert int(batch.inputs["tokens"].max()) < 100 and int(held.inputs["tokens"].min()) >= 150
+    assert source.highest == 199 and source.facts["validation_bytes"] == 50
+    short = text_data(folder, sequence_length=60, validation_path=str(own), cache=cache)
+    with pytest.raises(TrainingError, match=r"data\.validation_path: 50 bytes are too few for a sample of 60"):
+        open_source(Recipe.model_validate({"data": short}), tmp_path)
+    with pytest.raises(TrainingError, match=r"data\.validation_path: .*/none does not exist"):
+        find_files(text_data(folder, validation_path=str(tmp_path / "none")), "validation_path")
+
+
 def test_the_unigram_entropy_is_that_of_the_bytes(tmp_path: Path) -> None:
     folder = written(tmp_path / "text", a=b"aabb", b=b"cccc")
     corpus = open_corpus(find_files(text_data(folder)), [tmp_path / "cache"])

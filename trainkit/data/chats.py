@@ -28,6 +28,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _LARGEST = 1 << 20  # bytes of a template's file
 # Around what a template marks as the assistant's, until it is rendered; no chat can contain what is drawn at random.
 _OPEN, _CLOSE = (f"\ufdd0{os.urandom(8).hex()}{side}" for side in "()")
+# Keys of a message that say whether it is learned: 1 or true, and 0 or false. In OpenAI's files, and in others'.
+LEARNED = ("weight", "train", "loss")
 # Where messages keep their reasoning; templates read the first, or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -128,8 +130,8 @@ class ChatTemplate:
     ) -> list[Rendering]:
         """The texts to train on, in which each answer is learned once. only_last: only the last one is.
 
-        It is one text, unless the template changes earlier messages when others follow: an answer that is changed has a
-        text of its own, which ends with it.
+        An answer whose `weight` is 0 is not learned. It is one text, unless the template changes earlier messages when
+        others follow: an answer that is changed has a text of its own, which ends with it.
         """
         if tools and self._for_tools:
             return self._for_tools.learnable(messages, tools, only_last=only_last)
@@ -138,15 +140,19 @@ class ChatTemplate:
         chat = _checked(messages)
         answers = [place for place, message in enumerate(chat) if message["role"] == "assistant"]
         if not answers:
-            raise ChatError("it has no message of role assistant to learn from")
+            roles = join_names(list(dict.fromkeys(message["role"] for message in chat)))
+            raise ChatError(f"it has no message of role assistant to learn from, but of {roles or 'nobody'}")
+        skipped = [place for place in answers if not _is_learned(messages[place], place + 1)]
         chat, full, marks = self._printable(chat, tools, prompt=False)
         if self._marked:
-            return [self._by_marks(chat, tools, full, marks, answers[-1] if only_last else None)]
+            return [self._by_marks(chat, tools, full, marks, last=answers[-1] if only_last else None, skipped=skipped)]
         shared: list[tuple[int, int]] = []
         own: list[Rendering] = []
         # Of an answer: how much of its prompt is not written before it, and what is written around its text.
         around: tuple[int, str, str] | None = None
         for place in reversed(answers[-1:] if only_last else answers):
+            if place in skipped:
+                continue
             message = chat[place]
             content = message.get("content")
             text = content if isinstance(content, str) else ""
@@ -179,12 +185,29 @@ class ChatTemplate:
             if plain and text in answer and prompt and upto.startswith(prompt[:start]):
                 head, _, tail = upto[start:end].partition(text)
                 around = (len(prompt) - start, head, tail)
-        return [*([Rendering(full, tuple(reversed(shared)))] if shared else []), *reversed(own)]
+        whole = [Rendering(full, tuple(reversed(shared)))] if shared or not own else []
+        return [*whole, *reversed(own)]
 
     def _by_marks(
-        self, chat: list[Message], tools: Tools | None, text: str, marks: list[tuple[int, int]], last: int | None
+        self,
+        chat: list[Message],
+        tools: Tools | None,
+        text: str,
+        marks: list[tuple[int, int]],
+        *,
+        last: int | None,
+        skipped: Sequence[int],
     ) -> Rendering:
-        """The chat as its template marks it. last: the place of the only answer that is learned."""
+        """The chat as its template marks it.
+
+        last: the place of the only answer that is learned. skipped: the places of answers that are not.
+        """
+        if skipped:  # an answer's marks are those that are there with it, and not before it
+            counts = [len(self._marks(chat[:place], tools)) for place in range(len(chat))] + [len(marks)]
+            spans = [range(counts[place], counts[place + 1]) for place in skipped]
+            marks = [each for number, each in enumerate(marks) if not any(number in span for span in spans)]
+            if not marks:
+                return Rendering(text, ())
         if last:
             earlier = self._text(chat[:last], tools, prompt=False)
             marks = [each for each in marks if each[0] >= len(earlier)] if text.startswith(earlier) else marks[-1:]
@@ -280,6 +303,12 @@ class ChatTemplate:
         raw = self._raw(chat, tools, prompt=prompt)
         return _unmarked(raw)[0] if self._marked else raw
 
+    def _marks(self, chat: list[Message], tools: Tools | None) -> list[tuple[int, int]]:
+        try:
+            return _unmarked(self._raw(chat, tools, prompt=False))[1]
+        except ChatError:  # as of no message
+            return []
+
     def _raw(self, chat: list[Message], tools: Tools | None, *, prompt: bool) -> str:
         try:
             return self._template.render(
@@ -309,13 +338,24 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ChatError(f"message {number} is not a mapping with a role")
         # `datasets` fills missing keys with None, which templates would print.
-        kept = {name: value for name, value in message.items() if value is not None}
+        kept = {name: value for name, value in message.items() if value is not None and name not in LEARNED}
         for part in kept["content"] if isinstance(kept.get("content"), list) else ():
             if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
                 raise ChatError(f"message {number} has content other than text")
         reasoning = next((kept[name] for name in _REASONING if name in kept), None)
         chat.append(kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning})
     return chat
+
+
+def _is_learned(message: Mapping[str, Any], number: int) -> bool:
+    """Whether an answer is learned, by what it says itself."""
+    for name in LEARNED:
+        value = message.get(name)
+        if value is not None and value not in (0, 1):
+            raise ChatError(f"message {number} has {name} {value!r}: an answer is learned (1) or not (0)")
+        if value is not None and not value:
+            return False
+    return True
 
 
 def _common(one: str, other: str) -> int:

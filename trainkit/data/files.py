@@ -65,6 +65,11 @@ def refuse_special(folder: str, key: str) -> None:
             )
 
 
+def ending(path: Path) -> str:
+    """The ending of a file's name, in small letters: `.csv`."""
+    return path.suffix.lower()
+
+
 class SourceRow(NamedTuple):
     """One row of a data set. place: file and line, or folder and number. cells: whether all its values are texts."""
 
@@ -126,7 +131,7 @@ class SourceRow(NamedTuple):
         if found is MISSING:
             raise self.wrong(f"field {field!r} is missing")
         found = _listed_mappings(found) if kind is list else found
-        if kind is list and self.cells and isinstance(found, str) and found.lstrip().startswith("["):
+        if kind is list and isinstance(found, str) and found.lstrip().startswith("["):
             try:
                 found = json.loads(found)
             except ValueError as error:
@@ -201,7 +206,7 @@ def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
             # A link to a parent folder would lead in circles.
             folders[:] = [each for each in folders if Path(found, each).resolve() not in (real, *real.parents)]
             below = Path(found).relative_to(path)
-            names += [(below / name).as_posix() for name in files if name.endswith(ENDINGS)]
+            names += [(below / name).as_posix() for name in files if name.lower().endswith(ENDINGS)]
         readme = (path / README).read_text("utf-8", "replace") if (path / README).is_file() else ""
     splits = files_by_split(names, readme, subset)
     return {split: [path / name for name in files] for split, files in splits.items()}
@@ -235,7 +240,7 @@ def check_shard(path: Path, columns: Sequence[str] = ()) -> tuple[int, dict[str,
         raise TrainingError(what, hint="write its rows to a file")
     with reading(path):
         size = path.stat().st_size
-        if path.suffix not in TABLES:
+        if ending(path) not in TABLES:
             with path.open("rb") as file:
                 head = file.read(8)
             for beginning, (kind, hint) in _NO_ROWS.items():
@@ -253,7 +258,7 @@ def check_shard(path: Path, columns: Sequence[str] = ()) -> tuple[int, dict[str,
 
 def columns_of(path: Path) -> tuple[str, ...]:
     """The columns of a file: of a table those of its schema, else those of its first row; () without rows."""
-    if path.suffix in TABLES:
+    if ending(path) in TABLES:
         with _table(path) as (_, schema):
             return tuple(schema.names)
     first = next(rows_of(path, ()), None)
@@ -287,7 +292,8 @@ def head_rows(name: str, head: bytes, *, whole: bool) -> list[SourceRow]:
 
 
 def _name_inside(name: str) -> str:
-    """The name of a file without the ending of its compression."""
+    """The name of a file, in small letters, without the ending of its compression."""
+    name = name.lower()
     return name[: name.rindex(".")] if name.endswith(COMPRESSED) else name
 
 
@@ -326,7 +332,9 @@ class RawRow(NamedTuple):
             try:
                 found = json.loads(self.content)
             except (ValueError, RecursionError) as error:  # UnicodeDecodeError too
-                raise TrainingError(f"data.path: {self.place} is not JSON: {error}", hint=_IN_PLACE) from error
+                listed = ", or the file is one list of them" if ending(self.path) == ".json" else ""
+                what = f"data.path: {self.place} is not JSON: {error}"
+                raise TrainingError(what, hint=f"{_IN_PLACE} on a line of its own{listed}") from error
         if not isinstance(found, dict):
             raise TrainingError(f"data.path: {self.place} is not a JSON object", hint=_IN_PLACE)
         return SourceRow(self.place, found, self.cells)
@@ -340,7 +348,7 @@ def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) ->
 
     columns: of a table, to read no others; all of them if none is named.
     """
-    if path.suffix not in TABLES:
+    if ending(path) not in TABLES:
         with reading(path), path.open("rb") as file:
             yield from _text_rows(path, file, start, _name_inside(path.name))
         return
@@ -357,7 +365,7 @@ def batches_of(path: Path, columns: Sequence[str], start: ShardPosition = START)
         # A name with a dot that is not a column selects from a mapping.
         named = columns or schema.names
         chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in named))
-        if path.suffix == ".arrow":
+        if ending(path) == ".arrow":
             yield from _of_batches(path, (batch.select(chosen) for batch in file), 0, start)
             return
         first = 0  # number of the row within its group
@@ -562,7 +570,7 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
         what = f"data.path: {path} needs the package pyarrow, which cannot be imported: {first_line(error)}"
         raise TrainingError(what, hint=install(sys.executable, "pyarrow")) from error
     try:
-        if path.suffix == ".parquet":
+        if ending(path) == ".parquet":
             # Buffered: a row group may have gigabytes, and is never read at once.
             sparing = {"pre_buffer": False, "buffer_size": 1 << 20}
             file = pyarrow.parquet.ParquetFile(path, **sparing, page_checksum_verification=True)
@@ -571,7 +579,7 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
             file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = file.schema
     except Exception as error:  # Arrow raises any exception for damaged data
-        kind = "parquet" if path.suffix == ".parquet" else "Arrow"
+        kind = "parquet" if ending(path) == ".parquet" else "Arrow"
         raise TrainingError(f"data.path: {path} is not a valid {kind} file: {first_line(error)}") from error
     with file:
         yield file, schema

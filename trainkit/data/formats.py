@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from trainkit.data.chats import LEARNED
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.recipe.schema.model import task_of
@@ -172,8 +173,9 @@ def _nearest(present: Collection[str], given: Mapping[str, str], task: str) -> s
     """The format of the task that lacks the fewest parts, with a guess which columns they are."""
     free = [name for name in present if name not in given.values()]
     guesses = dict(given)
+    parts = {part for each in FORMATS for part in each.needs}
     for name in free:
-        role = name if name in {part for each in FORMATS for part in each.needs} else FAMILIAR.get(name.lower(), "")
+        role = name.lower() if name.lower() in parts else FAMILIAR.get(name.lower(), "")
         if role:
             guesses.setdefault(role, name)
     if task == WRITING:
@@ -269,7 +271,7 @@ def _conversation(row: SourceRow, columns: Mapping[str, str]) -> list[dict[str, 
         if (role := SPEAKERS.get(turn["from"].lower())) is None:
             known = ", ".join(SPEAKERS)
             raise row.wrong(f"field {column!r}: turn {place} is from {turn['from']!r}", f"known are {known}")
-        said.append({"role": role, "content": turn["value"]})
+        said.append({"role": role, "content": turn["value"], **{key: turn[key] for key in LEARNED if key in turn}})
     return said
 
 

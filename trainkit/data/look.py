@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.files import HEAD, TABLES, check_shard, chosen_files, head_rows, json_of
+from trainkit.data.files import HEAD, TABLES, check_shard, chosen_files, ending, head_rows, json_of
 from trainkit.data.formats import FORMATS, RowFormat, content_of, recognised
 from trainkit.data.seen import SeenData, SeenModel, SeenTokenizer
 from trainkit.errors import TrainingError
@@ -79,7 +79,7 @@ def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFor
     TrainingError for rows that the task cannot learn from.
     """
     first = next(iter(files), None)
-    if first is None or first.suffix in TABLES:
+    if first is None or ending(first) in TABLES:
         return None, 0, False
     check_shard(first)
     with first.open("rb") as file:

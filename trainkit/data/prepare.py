@@ -37,6 +37,7 @@ from trainkit.data.files import (
     check_shard,
     chosen_files,
     columns_of,
+    ending,
     json_of,
     reading,
     rows_of,
@@ -457,7 +458,7 @@ class Made:
 
 def pieces_of(path: Path) -> Iterator[Piece]:
     """The parts of a file, in order."""
-    if path.suffix == ".parquet":
+    if ending(path) == ".parquet":
         import pyarrow.parquet
 
         row = 0
@@ -467,7 +468,7 @@ def pieces_of(path: Path) -> Iterator[Piece]:
             yield Piece(path, ShardPosition(0, row), ShardPosition(0, row + size))
             row += size
         return
-    lines = path.suffix not in TABLES and not path.name.endswith((*COMPRESSED, ".csv", ".tsv"))
+    lines = ending(path) not in TABLES and not path.name.lower().endswith((*COMPRESSED, ".csv", ".tsv"))
     if lines and path.stat().st_size > PIECE and not _begins_otherwise(path):
         yield from _lines_of(path)
         return
@@ -665,7 +666,7 @@ def _build(
     def way_of(each: tuple[int, Tokens | None]) -> str:
         if each[1] is not None:
             return "copied"
-        return "columns" if encoder.form.name == "ids" and files[each[0]].suffix in TABLES else "rows"
+        return "columns" if encoder.form.name == "ids" and ending(files[each[0]]) in TABLES else "rows"
 
     with ExitStack() as stack:
         outs = {name: stack.enter_context((scratch / f"{name}.part").open("ab")) for name in _PARTS}

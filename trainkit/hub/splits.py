@@ -167,7 +167,8 @@ def _readable(names: Iterable[str]) -> list[str]:
     """Those of the first format of which there are any."""
     by_format: dict[str, list[str]] = {}
     for name in names:
-        bare = re.sub(r"\.(gz|zst|bz2|xz)$", "", name) if not name.endswith(READ[:2]) else name
+        low = name.lower()
+        bare = low if low.endswith(READ[:2]) else re.sub(r"\.(gz|zst|bz2|xz)$", "", low)
         ending = posixpath.splitext(bare)[1]
         if ending in READ and posixpath.basename(name) not in _NO_ROWS:
             by_format.setdefault(ending, []).append(name)

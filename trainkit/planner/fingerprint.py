@@ -34,7 +34,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "peft": ("revision",),
     "data": (
         *("revision", "tokenizer_revision", "streaming", "mix", "shuffle_buffer", "shuffle_files", "validation_rows"),
-        *("prompt_prefix", "target_length", "padding", "subset", "skip_empty"),
+        *("prompt_prefix", "target_length", "padding", "subset", "skip_empty", "validation_path"),
     ),
 }
 

@@ -127,7 +127,7 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
 # Key of a path that is no setting of its own -> the hint where nothing is there.
 OTHER_PATHS = {
     CONFIG: "check the path behind --config; it starts from the working folder",
-    "data.include": "name the files in data.include, as '**/*.txt'",
+    "data.include": "name the files in data.include, as '**/*.txt'; files of rows are for data.kind: dataset",
 }
 
 

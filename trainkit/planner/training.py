@@ -64,7 +64,7 @@ def _data(context: Context) -> str:
     elif isinstance(data, TextData | TokensData):
         paths = [data.path] if isinstance(data.path, str) else data.path
         words.append(join_names(list(paths)))
-        words.append(f"{data.validation_fraction:.2%} held out".replace(".00", ""))
+        words.append(_held_out(data))
     else:
         return f"your own, {getattr(data, 'target', data.kind)}"
     if seen.tokenizer is not None:
@@ -75,9 +75,14 @@ def _data(context: Context) -> str:
     return "; ".join(words)
 
 
-def _held_out(data: DatasetData) -> str:
-    if data.validation_path is not None or data.validation_split is not None:
-        return f"evaluated on {data.validation_path or f'split {data.validation_split}'}"
+def _held_out(data: DatasetData | TextData | TokensData) -> str:
+    own = None if isinstance(data, TokensData) else data.validation_path
+    if own is not None:
+        return f"evaluated on {join_names([own] if isinstance(own, str) else own)}"
+    if not isinstance(data, DatasetData):
+        return f"{data.validation_fraction:.2%} held out".replace(".00", "")
+    if data.validation_split is not None:
+        return f"evaluated on split {data.validation_split}"
     if data.streaming:
         return f"the first {data.validation_rows} rows of each source held out"
     return f"{data.validation_fraction:.2%} of the rows held out".replace(".00", "")

@@ -58,9 +58,9 @@ def _kinds(get: Get) -> Implied:
         fitting = [
             kind for kind, model in schema().sections[section].kinds.items() if {*given} <= {*model.model_fields}
         ]
-        path = given.get("path")
-        if section == "data" and "dataset" in fitting and _are_rows(path):
-            yield "data.kind", "dataset", f"{path} is a file of rows"
+        rows = [path for path in (given.get("path"), given.get("validation_path")) if _are_rows(path)]
+        if section == "data" and "dataset" in fitting and rows:
+            yield "data.kind", "dataset", f"{rows[0]} is a file of rows"
         elif len(fitting) == 1:
             yield f"{section}.kind", fitting[0], f"no other has {', '.join(given)}"
         elif section == "model" and fitting and "gpt" not in fitting:

@@ -151,6 +151,7 @@ data:
   tokenizer_revision: null
   path: python-stdlib
   include: "**/*.py"
+  validation_path: null
   validation_fraction: 0.05
   cache: null
 optimizer:

@@ -108,14 +108,15 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
     """
     own = own_program(context)
     named, overrides = split_line(context.args, most=0 if own else len(context.args), what="recipes")
-    recipes: Sequence[str | OwnProgram] = [own] if own else named
-    if not recipes:
+    recipes: Sequence[str | OwnProgram | None] = [own] if own else named
+    if not recipes and not replaces_recipe(overrides, presets):
         raise no_recipe("check RECIPE...")
     if program := next((each for each in named if each.endswith(PYTHON)), None):
         raise UsageError(f"{program} is a program, and there is a recipe before it", hint="check each one separately")
     reports: list[dict[str, Any]] = []
-    for recipe in recipes:
-        shown = recipe if isinstance(recipe, str) else shlex.join(mask_words(recipe.words))
+    for recipe in recipes or (None,):
+        words = mask_words(recipe.words if isinstance(recipe, OwnProgram) else (*overrides, *(presets or ())))
+        shown = recipe if isinstance(recipe, str) else shlex.join(words)
         diagnostics, valid = check_recipe(recipe, overrides, presets)
         reports.append({"recipe": shown, "valid": valid, "diagnostics": [asdict(item) for item in diagnostics]})
         if not as_json:
@@ -128,7 +129,7 @@ def check(context: typer.Context, presets: Presets = None, as_json: Json = False
 
 
 def check_recipe(
-    recipe: str | OwnProgram, overrides: Sequence[str], presets: Sequence[str] | None
+    recipe: str | OwnProgram | None, overrides: Sequence[str], presets: Sequence[str] | None
 ) -> tuple[list[Diagnostic], bool]:
     """The findings on a recipe and each of its variants, every one once, and whether all are valid."""
     found: list[Diagnostic] = []

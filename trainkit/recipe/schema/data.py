@@ -95,6 +95,9 @@ class TextData(_Loaded):
         words=("python-stdlib",),
     )
     include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
+    validation_path: str | Annotated[list[str], Field(min_length=1)] | None = setting(
+        None, _VALIDATION_PATH, reads="path", missing=_NO_DATA
+    )
     validation_fraction: float = setting(0.05, "Share of the corpus held out for evaluation, from its end.", gt=0, lt=1)
     cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.", reads="output")
 

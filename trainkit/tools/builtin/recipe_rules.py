@@ -103,6 +103,14 @@ def streams_have_no_length(context: RecipeTree) -> Iterator[Diagnostic]:
         yield context.error("predict.split", what, "set predict.split: validation")
 
 
+def named_evaluation_rows_are_no_share(context: RecipeTree) -> Iterator[Diagnostic]:
+    named = next((key for key in ("data.validation_path", "data.validation_split") if context.get(key)), None)
+    for key in ("data.validation_fraction", "data.split_seed"):
+        if named and context.get("data.streaming") is not True and _changed(context, key):
+            what = f"{key} has no effect: {named} says what is evaluated on"
+            yield replace(context.error(key, what, f"remove it, or {named}"), severity="warning")
+
+
 def _changed(context: RecipeTree, key: str) -> bool:
     """Whether a layer gives it another value than its default; a recipe that was written out gives every one."""
     return value_at(context.tree, key) not in (None, value_at(context.defaults, key))
@@ -151,6 +159,7 @@ RULES: tuple[RecipeRule, ...] = (
     streams_have_no_length,
     streams_know_lengths_late,
     masked_models_hide_tokens_themselves,
+    named_evaluation_rows_are_no_share,
     pairs_for_encoder_decoders,
     predictions_that_can_be_written,
     reduction_of_an_own_loss,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from trainkit.data.encode import Limits, RowEncoder
-from trainkit.data.files import START, RawRow, ShardPosition, reading, rows_of
+from trainkit.data.files import START, RawRow, ShardPosition, ending, reading, rows_of
 from trainkit.data.formats import CAUSAL, WRITING, packing_of
 from trainkit.data.prepare import RowFiles, model_settings, own_source, prepare, row_encoder, row_files
 from trainkit.data.prepared import Prepared
@@ -266,7 +266,7 @@ def _look_at(file: Path) -> tuple[int, str]:
     """
     size, found, foot = file.stat().st_size, hashlib.sha256(), 0
     with reading(file), file.open("rb") as content:
-        if file.suffix == ".parquet":
+        if ending(file) == ".parquet":
             content.seek(size - _TAIL)
             foot = int.from_bytes(content.read(4), "little") + _TAIL
         end = max(0, size - max(_LOOK, foot))

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,42 +56,58 @@ def open_source(recipe: Recipe, run_dir: Path) -> Source:
     data = cast("TextData", recipe.data)
     encoder = open_encoder(data.tokenizer)
     corpus = read_corpus(data, run_dir, encoder=encoder)
-    length, size = text_length(recipe), len(corpus.tokens)
-    border = held_out(size, length, data.validation_fraction, corpus.unit)
+    length, size, highest = text_length(recipe), len(corpus.tokens), corpus.highest
     facts: dict[str, int | float | str] = {corpus.unit: size, "unigram_entropy": corpus.unigram_entropy}
     if encoder.unit != "bytes":
         facts["tokenizer"] = encoder.fingerprint
-    train, validation = corpus.samples(range(border), length), corpus.samples(range(border, size), length)
+    if data.validation_path is None:
+        border = held_out(size, length, data.validation_fraction, corpus.unit)
+        train, validation = corpus.samples(range(border), length), corpus.samples(range(border, size), length)
+    else:
+        own = read_corpus(data, run_dir, encoder=encoder, key="validation_path")
+        for key, each in (("path", corpus), ("validation_path", own)):
+            if len(each.tokens) <= length:
+                what = f"data.{key}: {len(each.tokens)} {each.unit} are too few for a sample of {length}"
+                raise TrainingError(what, hint="lower data.sequence_length, or provide more text")
+        highest, facts[f"validation_{own.unit}"] = max(highest, own.highest), len(own.tokens)
+        train, validation = (each.samples(range(len(each.tokens)), length) for each in (corpus, own))
     description = f"{size:,} {corpus.unit} of text"
-    lengths = (length, None)
-    return Source(train, validation, description, facts, highest=corpus.highest, encoder=encoder, lengths=lengths)
+    return Source(train, validation, description, facts, highest=highest, encoder=encoder, lengths=(length, None))
 
 
-def find_files(data: TextData) -> list[Path]:
+def find_files(data: TextData, key: Literal["path", "validation_path"] = "path") -> list[Path]:
     """The files of a data set, in a fixed order. TrainingError names a path that is missing or empty."""
-    paths = [data.path] if isinstance(data.path, str) else list(data.path)
+    named = getattr(data, key)
+    paths = [named] if isinstance(named, str) else list(named)
     files: list[Path] = []
     for path in paths:
         root = Path(sysconfig.get_path("stdlib") if path == STDLIB else path).absolute()
         if not root.exists():
-            raise TrainingError(f"data.path: {root} does not exist")
+            raise TrainingError(f"data.{key}: {root} does not exist")
         skipped = _NOT_STDLIB if path == STDLIB else frozenset()
         found = [root] if root.is_file() else sorted(root.glob(data.include))
         files += [each for each in found if each.is_file() and not skipped.intersection(each.relative_to(root).parts)]
     if not files:
-        what = f"data.path: no file in {', '.join(paths)} matches {data.include!r}"
+        what = f"data.{key}: no file in {', '.join(paths)} matches {data.include!r}"
         raise TrainingError(what, hint="see data.include")
     return files
 
 
 def read_corpus(
-    data: TextData, run_dir: Path, environ: Mapping[str, str] = os.environ, encoder: Encoder | None = None
+    data: TextData,
+    run_dir: Path,
+    environ: Mapping[str, str] = os.environ,
+    encoder: Encoder | None = None,
+    key: Literal["path", "validation_path"] = "path",
 ) -> Corpus:
-    """Tokenise once, then memory-map. If the cache folder cannot be written, the run directory holds the corpus."""
+    """Tokenise once, then memory-map. If the cache folder cannot be written, the run directory holds the corpus.
+
+    key: the setting that names the files.
+    """
     folder = data.cache or cache_folder(environ, "corpora")
-    corpus = open_corpus(find_files(data), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
+    corpus = open_corpus(find_files(data, key), [*([Path(folder)] if folder else []), run_dir / "corpus"], encoder)
     if not len(corpus.tokens):
-        raise TrainingError(f"data.path: the files of {data.path} are empty")
+        raise TrainingError(f"data.{key}: the files of {getattr(data, key)} are empty")
     return corpus
 
 
