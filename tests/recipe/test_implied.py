@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainkit.cli.pipeline import resolve_request
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.resolved import Resolved
 
@@ -99,3 +100,64 @@ def test_a_share_that_named_rows_replace_is_said(solve: Solve) -> None:
     (warning,) = (each for each in own.warnings if each.key == "data.validation_fraction")
     assert "has no effect: data.validation_path says what is evaluated on" in warning.what
     assert not solve(TUNED.replace("rows.jsonl", "rows.jsonl, validation_fraction: 0.2")).warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "model", "left", "note"),
+    [
+        ("model: {layers: 2}\n", "model.path=m", "hf", {"path": "m"}, "model.path is m, which is a model of kind hf,"),
+        ("model: {kind: gpt, layers: 2}\n", "model.path=m", "hf", {"path": "m"}, "which is a model of kind hf, at"),
+        ("model: {target: 'a:b'}\n", "model.path=m", "hf", {"path": "m"}, "which is a model of kind hf, at"),
+        (
+            "model: {kind: hf, architecture: llama, config: {num_hidden_layers: 2}, task: masked_lm, mask_token: 3}\n",
+            *("model.path=m", "hf", {"path": "m", "task": "masked_lm", "architecture": None, "config": {}}),
+            "model.path takes the place of model.architecture",
+        ),
+        (
+            "model: {kind: hf, path: m, revision: v1, config: {num_hidden_layers: 2}}\n",
+            *("model.architecture=llama", "hf", {"path": None, "revision": None, "config": {}}),
+            "model.architecture takes the place of model.path",
+        ),
+    ],
+)
+def test_a_model_that_a_stronger_layer_names_takes_the_place_of_another(
+    text: str, override: str, model: str, left: dict[str, Any], note: str, solve: Solve
+) -> None:
+    resolved = solve(f"train: {{steps: 1}}\n{text}", overrides=(override,))
+    found = resolved.recipe.model.model_dump()
+    assert resolved.recipe.model.kind == model
+    assert {name: found[name] for name in left} == left
+    dropped = [each for entries in resolved.history.values() for each in entries if each.dropped]
+    assert dropped and all(note in each.note for each in dropped)
+
+
+def test_the_settings_of_a_model_with_weights_stay_where_its_path_changes(solve: Solve) -> None:
+    text = "train: {steps: 1}\nmodel: {kind: hf, path: m, config: {rope_theta: 2.0}}\n"
+    found = solve(text, overrides=("model.path=n",)).recipe.model.model_dump()
+    assert (found["path"], found["config"]) == ("n", {"rope_theta": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "length"),
+    [
+        ("path: python-stdlib, sequence_length: 64", "dataset", 128),
+        ("kind: text, path: python-stdlib, sequence_length: 64", "dataset", 128),
+        ("kind: tokens, path: a.bin, dtype: uint16, sequence_length: 64", "dataset", 128),
+        ("kind: text, path: rows.json, sequence_length: 64", "text", 64),  # source text of JSON, by that name
+        ("path: folder, columns: {text: t}, sequence_length: 64", "dataset", 64),
+        ("workers: 1", "dataset", 128),
+    ],
+)
+def test_rows_that_a_stronger_layer_names_are_read_as_rows(text: str, kind: str, length: int, solve: Solve) -> None:
+    recipe = solve(f"train: {{steps: 1}}\ndata: {{{text}}}\n", overrides=("data.path=chats.jsonl",)).recipe
+    assert (recipe.data.kind, recipe.data.sequence_length) == (kind, length)
+    assert recipe.data.workers == (1 if text == "workers: 1" else 0)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "moe", "ddp", "gpt-124m", "lora", "llama-8b-lora", "llama-70b-qlora"])
+def test_another_model_in_a_shipped_recipe_brings_its_tokenizer(name: str) -> None:
+    """In each of its variants, too."""
+    for variant in (None, *resolve_request(name).variants):
+        recipe = resolve_request(name, ["model.path=m"], variant=variant).recipe
+        assert recipe.model.kind == "hf"
+        assert recipe.data.kind == "tokens" or recipe.data.tokenizer == "m"  # type: ignore[union-attr]

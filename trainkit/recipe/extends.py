@@ -167,7 +167,7 @@ class Sources:
     def other_variants(self, chosen: str | None) -> list[Layer]:
         """The variants that do not take part, to be looked over for mistakes alone."""
         others = (each for name, given in self.variants.items() if name != chosen for each in given)
-        return [each.layer(len(self.layers) + 2) for each in others]
+        return [each.layer(len(self.layers)) for each in others]  # flags are stronger
 
     def _add(self, source: _Source, chain: tuple[_Source, ...], named: Origin, done: set[str]) -> None:
         """Add a file behind what it extends. What several others extend counts once, where it comes first."""

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import Origin
-from trainkit.recipe.hub_name import ROWS
-from trainkit.recipe.merge import Merge
+from trainkit.recipe.merge import Merge, are_rows
 from trainkit.recipe.resolved import Entry
 from trainkit.recipe.schema.fields import schema
 
@@ -58,18 +57,13 @@ def _kinds(get: Get) -> Implied:
         fitting = [
             kind for kind, model in schema().sections[section].kinds.items() if {*given} <= {*model.model_fields}
         ]
-        rows = [path for path in (given.get("path"), given.get("validation_path")) if _are_rows(path)]
+        rows = [path for path in (given.get("path"), given.get("validation_path")) if are_rows(path)]
         if section == "data" and "dataset" in fitting and rows:
             yield "data.kind", "dataset", f"{rows[0]} is a file of rows"
         elif len(fitting) == 1:
             yield f"{section}.kind", fitting[0], f"no other has {', '.join(given)}"
         elif section == "model" and fitting and "gpt" not in fitting:
             yield "model.kind", fitting[0], f"the native model has no {', '.join(given)}"
-
-
-def _are_rows(path: Any) -> bool:
-    paths = path if isinstance(path, list) else [path]
-    return bool(paths) and all(isinstance(each, str) and ROWS.search(each) for each in paths)
 
 
 def _pretrained(get: Get) -> bool:

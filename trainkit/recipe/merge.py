@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.hub_name import ROWS
 from trainkit.recipe.layer import Layer
 from trainkit.recipe.resolved import Entry
-from trainkit.recipe.schema.fields import open_keys, tagged_sections
+from trainkit.recipe.schema.fields import open_keys, schema, tagged_sections
 from trainkit.recipe.secrets import mask, why_secret
 
 MODIFIERS = ("+", "!")  # of a key: append to the list, replace the mapping
@@ -18,12 +19,16 @@ MODIFIERS = ("+", "!")  # of a key: append to the list, replace the mapping
 
 @dataclass
 class Merge:
-    """The state of merging: the tree so far, what each leaf was given, each key's strongest place, what went wrong."""
+    """The state of merging: the tree so far, what each leaf was given, each key's strongest place, what went wrong.
+
+    begun: the strength of the layer that began a section again with a path that means another kind.
+    """
 
     tree: dict[str, Any] = field(default_factory=dict)
     history: dict[str, list[Entry]] = field(default_factory=dict)
     places: dict[str, Origin] = field(default_factory=dict)
     errors: list[Diagnostic] = field(default_factory=list)
+    begun: dict[str, int] = field(default_factory=dict)
 
     def get(self, key: str) -> Any:
         """The merged value at a dotted key; None where no layer gives it."""
@@ -70,11 +75,28 @@ class Merge:
     def _change_kind(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any], path: str) -> None:
         """Settings of one kind mean nothing to another: a new kind starts its section again."""
         old, new = target.get("kind"), source.get("kind", source.get("kind!"))
+        if new is None and (meant := _meant(path, target, source)):
+            place = _origin(layer, f"{path}.path").place
+            self._drop(f"{path}.", f"dropped: {meant} at {place}")
+            target.clear()
+            self.begun[path] = layer.strength
+        if path == "model":
+            self._change_model(layer, target, source)
         if old is None or new is None or old == new:
             return
         place = _origin(layer, f"{path}.kind").place
         self._drop(f"{path}.", f"dropped: {path}.kind changed from {old} to {new} at {place}", keep=f"{path}.kind")
         target.clear()
+
+    def _change_model(self, layer: Layer, target: dict[str, Any], source: Mapping[str, Any]) -> None:
+        """A model with weights takes the place of an architecture without, and the reverse."""
+        for given, before in (("path", ("architecture", "config")), ("architecture", ("path", "revision", "config"))):
+            if isinstance(source.get(given), str) and before[0] in target and before[0] not in source:
+                place = _origin(layer, f"model.{given}").place
+                for name in before:
+                    target.pop(name, None)
+                    for key in (f"model.{name}", f"model.{name}."):
+                        self._drop(key, f"dropped: model.{given} takes the place of model.{before[0]} at {place}")
 
     def _record(self, layer: Layer, key: str, entry: Entry, skip: int = 0) -> None:
         """Add to the history. skip: how many elements a list had before; these keep their places."""
@@ -109,6 +131,25 @@ class Merge:
             if (key.startswith(prefix) if below else key == prefix) and key != keep:
                 entries[:] = [each if each.dropped else replace(each, note=note, dropped=True) for each in entries]
                 self.places.pop(key, None)
+
+
+def _meant(section: str, below: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+    """Why a layer's path alone begins a section again: only a model of transformers has one, and rows are no text."""
+    path, kinds = source.get("path"), schema().sections[section].kinds
+    if section == "model" and isinstance(path, str) and not {*below} <= {*kinds["hf"].model_fields}:
+        return f"model.path is {path}, which is a model of kind hf,"
+    if section == "data" and are_rows(path) and {"kind", "path"} & {*below}:
+        rows = any(are_rows(below.get(name)) for name in ("path", "validation_path"))
+        text = below["kind"] in ("text", "tokens") if "kind" in below else {*below} <= {*kinds["text"].model_fields}
+        if text and not rows:
+            return f"data.path is {path}, whose rows are of kind dataset,"
+    return ""
+
+
+def are_rows(path: Any) -> bool:
+    """Whether a `data.path` names files of rows."""
+    paths = path if isinstance(path, list) else [path]
+    return bool(paths) and all(isinstance(each, str) and ROWS.search(each) for each in paths)
 
 
 def merge(layers: Sequence[Layer]) -> Merge:

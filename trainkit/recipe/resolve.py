@@ -44,7 +44,11 @@ def resolve(request: Request, files: FileChecks, kind_of: KindOf = no_kind) -> R
     found += unresolved
     kinds = _kinds(state)
     # Each layer alone, before the whole: a wrong value that a stronger layer replaces is wrong all the same.
-    found += [each for layer in judged for each in validate_layer(layer, _kinds_of(layer, layers, kinds), interpolated)]
+    found += [
+        each
+        for layer in judged
+        for each in validate_layer(layer, _kinds_of(layer, layers, state.begun, kinds), interpolated)
+    ]
     locate = partial(origin_at, state.places)
     found += contradictions(state)
     attachments, diagnostics = attach(state, {each.strength: each.base for each in layers}, request.cwd, files)
@@ -106,17 +110,21 @@ def _kinds(state: Merge) -> Mapping[str, str]:
     return {section: kind if isinstance(kind, str) else default_kind(section) for section, kind in given.items()}
 
 
-def _kinds_of(layer: Layer, layers: Sequence[Layer], kinds: Mapping[str, str]) -> Mapping[str, str]:
+def _kinds_of(
+    layer: Layer, layers: Sequence[Layer], begun: Mapping[str, int], kinds: Mapping[str, str]
+) -> Mapping[str, str]:
     """The kinds by which a layer is validated that gives none itself: those of the merged recipe.
 
-    Two exceptions are validated by the layer's own settings: a section that a stronger layer replaces as a whole, and a
-    section whose kind does not exist.
+    Two exceptions are validated by the layer's own settings: a section that a stronger layer replaces as a whole or
+    begins again, and a section whose kind does not exist.
     """
     stronger = [each.tree for each in layers if each.strength > layer.strength]
     apart = [
         section
         for section, kind in kinds.items()
-        if kind not in schema().sections[section].kinds or any(f"{section}!" in tree for tree in stronger)
+        if kind not in schema().sections[section].kinds
+        or any(f"{section}!" in tree for tree in stronger)
+        or layer.strength < begun.get(section, 0)
     ]
     return {**kinds, **{section: likely_kind(section, layer.tree.get(section)) for section in apart}}
 
