@@ -286,6 +286,24 @@ def test_a_trained_t5_in_float16_is_warned_of(
     assert not any("was trained" in what for what in warnings(drawn, machine(1, "NVIDIA A100")))
 
 
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ("optimizer: {lr: 3.0e-3}\n", True),
+        ("", False),
+        ("optimizer: {lr: 3.0e-3}\npeft: {kind: lora}\n", False),
+        ("optimizer: {name: adafactor, lr: 3.0e-3}\n", False),
+    ],
+)
+def test_a_rate_for_random_weights_is_warned_of_where_they_are_not(
+    more: str, warned: bool, solve: Solve, machine: Callable[..., Facts]
+) -> None:
+    found = warnings(of_folder(solve, {"model_type": "llama"}, "causal_lm", more), machine(0))
+    assert any("optimizer.lr 0.003 is a rate for random weights" in what for what in found) == warned
+    drawn = solve(f"{HEAD}optimizer: {{lr: 3.0e-3}}\nmodel: {{kind: hf, architecture: llama}}\n")
+    assert not any("random weights" in what for what in warnings(drawn, machine(0)))
+
+
 def test_settings_of_the_recipe_count_above_those_of_the_folder(solve: Solve) -> None:
     decoder = of_folder(solve, {"model_type": "bert"}, "causal_lm", "  config: {is_decoder: true}\n")
     assert architecture_problems(decoder, None) == []

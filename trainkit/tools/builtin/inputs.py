@@ -14,6 +14,7 @@ from trainkit.data.formats import CAUSAL, KEEPS_APART, MASKED, PROMPTED
 from trainkit.errors import Diagnostic, warning
 from trainkit.lora import NO_LORA, SAME, differing
 from trainkit.recipe.hub_name import is_repository
+from trainkit.recipe.implied import ENCODER_RATE, FULL_RATE
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import DatasetData, GptModel, HfModel
 from trainkit.recipe.schema.data import BYTES
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trainkit.launch_plan.rules import InputRule
 
 WRITING = "seq2seq_lm"
+FROM_NOTHING = 1e-3  # learning rate of Adam that only random weights bear: fine-tuning stays a tenth below, or more
 # Classes of the modules of trainkit's own model (trainer/models/gpt.py), with and without experts.
 GPT_MODULES = (
     "Attention", "Block", "Dropout", "Embedding", "Experts", "Gpt", "LayerNorm", "Linear", "MixtureOfExperts",
@@ -210,6 +212,11 @@ def architecture_notices(context: Context) -> Iterator[Diagnostic]:
     if name in OVERFLOWING and model.path and context.dtype == "fp16":
         what = f"{name} was trained in bf16, with activations that fp16 cannot hold: the loss may become NaN"
         yield warning(what, "set precision: bf16, or fp32 on GPUs without units for it")
+    rate, usual = context.recipe.optimizer.lr, FULL_RATE if model.task == "causal_lm" else ENCODER_RATE
+    adam = context.recipe.optimizer.name.startswith("adam") and model.task != WRITING
+    if model.path and context.recipe.peft.kind == "none" and adam and rate >= FROM_NOTHING:
+        what = f"optimizer.lr {rate:g} is a rate for random weights: a trained model forgets what it knows"
+        yield warning(what, f"set optimizer.lr: {usual:g}, or train adapters (peft.kind: lora)", "optimizer.lr")
 
 
 def rows_can_be_learned_from(asked: Asked) -> Iterator[Diagnostic]:
