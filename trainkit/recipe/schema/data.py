@@ -96,7 +96,7 @@ class TextData(_Loaded):
     )
     include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
     validation_path: str | Annotated[list[str], Field(min_length=1)] | None = setting(
-        None, _VALIDATION_PATH, reads="path", missing=_NO_DATA
+        None, _VALIDATION_PATH, reads="path", missing="check data.validation_path, relative to the working folder"
     )
     validation_fraction: float = setting(0.05, "Share of the corpus held out for evaluation, from its end.", gt=0, lt=1)
     cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.", reads="output")
@@ -207,7 +207,7 @@ class DatasetData(_Loaded):
     )
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     validation_path: str | Annotated[list[str], Field(min_length=1)] | None = setting(
-        None, _VALIDATION_PATH, reads="path", missing=_NO_DATA
+        None, _VALIDATION_PATH, reads="path", missing="check data.validation_path, relative to the working folder"
     )
     validation_split: str | None = setting(
         None,
