@@ -67,7 +67,7 @@ def test_a_run_that_is_killed_in_a_stream_goes_on_bit_equal_and_as_on_one_rank(
 
 TORN = (
     "version: 1\ndevices: {type: cpu}\ntrain: {steps: 40}\nmodel: {layers: 1, heads: 1, hidden_size: 8}\n"
-    "data: {kind: dataset, streaming: true, path: rows.jsonl, sequence_length: 16, validation_rows: 5}\n"
+    "data: {kind: dataset, streaming: true, path: rows.jsonl, sequence_length: 16, packing: none, validation_rows: 5}\n"
 )
 
 
