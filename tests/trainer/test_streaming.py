@@ -602,6 +602,24 @@ def test_samples_of_which_nothing_is_predicted_are_told_of(
     assert "3 of 48 samples had no target to predict: set data.sequence_length higher" in caplog.text
 
 
+@pytest.mark.parametrize("packing", ["none", "isolated"])
+def test_texts_of_a_stream_that_are_cut_or_left_out_are_counted(
+    packing: str, make_settings: MakeSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = (("2", "4"), ("2", "4" * 40), ("2" * 40, "4"))
+    short, long_answer, long_prompt = ({"ask": ask, "text": answer} for ask, answer in asked)
+    path = lines(tmp_path / "a.jsonl", [short, long_answer, long_prompt, long_prompt, *[short] * 13])
+    data: dict[str, Any] = {"kind": "dataset", "path": str(path), "packing": packing, "sequence_length": 16}
+    data |= {"columns": {"prompt": "ask", "completion": "text"}, "streaming": True, "validation_rows": 1}
+    done = trained(make_settings(data=data, train={"steps": 1})).progress
+    if packing == "none":  # 16 samples are all rows
+        assert done.lost() == {"cut": 3, "targetless": 2}
+        assert "3 texts in 16 samples were cut: set data.sequence_length higher" in caplog.text
+    else:  # several epochs
+        assert done.lost() == {"cut": done.cut, "left_out": 2 * done.cut} and done.cut
+        assert f"{2 * done.cut} texts beside 16 samples were left out" in caplog.text
+
+
 def test_a_run_of_several_sources_says_them_and_saves_its_place(make_settings: MakeSettings, tmp_path: Path) -> None:
     mix = [{"path": str(lines(tmp_path / f"{name}.jsonl", texts(60, name))), "weight": 1.0} for name in "ab"]
     data = {"kind": "dataset", "streaming": True, "sequence_length": 16, "mix": mix, "validation_rows": 5}

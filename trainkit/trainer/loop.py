@@ -79,7 +79,7 @@ class TrainingProgress:
         self.steps = steps
         self.step_tokens = 0  # of the latest step
         self.loader_state = ""  # of its batch
-        self.targetless = 0  # samples so far without any target
+        self.targetless = self.cut = self.left_out = 0  # samples and texts of a stream so far, as of a `Batch`
         self.loss: float | None = None
         self.first_loss: float | None = None  # of this attempt, as of the first evaluation
         self.eval_loss: float | None = None
@@ -96,6 +96,11 @@ class TrainingProgress:
         self._line = self._totals()
         self._marks = [self._line]
         self._end: Totals | None = None
+
+    def lost(self) -> dict[str, int]:
+        """What of a stream's texts was not trained on in this attempt, by cause."""
+        counts = {"cut": self.cut, "left_out": self.left_out, "targetless": self.targetless}
+        return {name: count for name, count in counts.items() if count}
 
     def _totals(self) -> Totals:
         waited, compiled = self.waiting.seconds, self.compiling.seconds
@@ -160,10 +165,14 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: SignalRequests) 
     with parts.checkpoints.outlasting_failure():
         take_steps(parts, progress, metrics, requests)
         progress.finish()
-        if progress.targetless and parts.world.rank == 0:  # without packing, a stream keeps such samples
-            samples = (progress.step - progress.first) * parts.settings.batch.global_
-            what = "warning: %d of %d samples had no target to predict: set data.sequence_length higher"
-            log.warning(what, progress.targetless, samples)
+        samples = (progress.step - progress.first) * parts.settings.batch.global_
+        for count, what in (
+            (progress.targetless, "%d of %d samples had no target to predict"),  # without packing, a stream keeps them
+            (progress.cut, "%d texts in %d samples were cut"),
+            (progress.left_out, "%d texts beside %d samples were left out, for they have nothing to learn within one"),
+        ):
+            if count and parts.world.rank == 0:
+                log.warning(f"warning: {what}: set data.sequence_length higher", count, samples)
         parts.heartbeat.set_phase(CHECKPOINT)  # a checkpoint may still be written in the background
         parts.profiler.finish()
         if parts.steps == 0:  # a run with 0 steps only evaluates
@@ -183,8 +192,8 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.heartbeat.set_phase(EXCHANGE)
             # One collective, on the host: the token counts of the global batch, and the signals of all ranks.
-            targets, targetless, *votes = sum_over_ranks(
-                [batch.counted, batch.targetless, *requests.votes()], parts.world
+            targets, targetless, cut, left_out, *votes = sum_over_ranks(
+                [batch.counted, batch.targetless, batch.cut, batch.left_out, *requests.votes()], parts.world
             )
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
             progress.advance(targets, tokens_in(batch) * parts.world.size, batch.loader_state)
@@ -193,6 +202,8 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
                 what = "warning: %s of step %d without a target to predict: %s"
                 log.warning(what, pluralize(targetless, "sample"), progress.step, why)
             progress.targetless += targetless
+            progress.cut += cut
+            progress.left_out += left_out
             parts.heartbeat.step_done(progress.step)
             parts.profiler.step_done()
             collect(progress.step)

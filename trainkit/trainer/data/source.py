@@ -36,6 +36,8 @@ class Batch(NamedTuple):
     written: int = 0  # tokens that go through a decoder in addition to the inputs, with padding
     loader_state: str = ""  # for a stream: where to resume a run that has consumed all samples before these
     targetless: int = 0  # samples of a stream without any target
+    cut: int = 0  # texts of a stream in these samples that are longer
+    left_out: int = 0  # texts of a stream before these samples of which none of a sample is learned
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The inputs on a device."""

@@ -111,15 +111,22 @@ class RowReader:
                 raise encoded.row.wrong(f"label {label!r} is {known}")
             label = self.names.index(label)
         text = (np.array(ids, dtype=np.uint32), np.frombuffer(learned, dtype=np.bool_))
-        return Sample((fitted(text, self.limits),), raw.place, label)
+        fitting = fitted(text, self.limits)
+        return Sample((fitting,), raw.place, label, cut=int(len(fitting[0]) < len(ids)))
 
 
 class Sample(NamedTuple):
-    """One text, or several that are predicted each from itself alone. place: the row in which it begins."""
+    """One text, or several that are predicted each from itself alone. place: the row in which it begins.
+
+    cut: how many of the texts are longer. left_out: how many of the window, which this sample begins, have nothing to
+    learn.
+    """
 
     texts: Sequence[Text]
     place: str
     label: int | None = None
+    cut: int = 0
+    left_out: int = 0
 
     @property
     def has_target(self) -> bool:
@@ -129,11 +136,16 @@ class Sample(NamedTuple):
 def batch_of(reader: RowReader, samples: Sequence[Sample]) -> Batch:
     """The samples as a batch."""
     form = reader.form
-    targetless = 0 if form.whole else sum(not sample.has_target for sample in samples)
     if reader.packing == "isolated":
-        return form.packed([sample.texts for sample in samples])._replace(targetless=targetless)
-    labels = None if samples[0].label is None else np.array([sample.label for sample in samples], dtype=np.int64)
-    return form.batch([sample.texts[0] for sample in samples], labels)._replace(targetless=targetless)
+        batch = form.packed([sample.texts for sample in samples])
+    else:
+        labels = None if samples[0].label is None else np.array([sample.label for sample in samples], dtype=np.int64)
+        batch = form.batch([sample.texts[0] for sample in samples], labels)
+    return batch._replace(
+        targetless=0 if form.whole else sum(not sample.has_target for sample in samples),
+        cut=sum(sample.cut for sample in samples),
+        left_out=sum(sample.left_out for sample in samples),
+    )
 
 
 def samples_of(rows: Iterable[RawRow], reader: RowReader) -> list[Sample]:
@@ -262,25 +274,36 @@ class _Gathered:
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
-        self.places = 0
-        self._texts: list[tuple[Text, str]] = []
+        self.places = self._left_out = 0
+        self._texts: list[tuple[Text, str, bool]] = []  # and whether it is longer
 
     def add(self, raw: RawRow) -> None:
         most = self._reader.limits.tokens
         for ids, learned in self._reader.texts(raw):
             # As without streaming: each piece begins with the last token of the one before, which is predicted there.
-            begins = range(0, max(1, len(ids) - 1), most - 1) if may_be_split(self._reader.encoder) else (0,)
-            for begin in begins:
+            split = may_be_split(self._reader.encoder)
+            kept = self.places
+            for begin in range(0, max(1, len(ids) - 1), most - 1) if split else (0,):
                 text = ids[begin : begin + most], learned[begin : begin + most]
                 if text[1][1:].any():  # else nothing of it is learned
-                    self._texts.append((text, raw.place))
+                    self._texts.append((text, raw.place, not split and len(ids) > most))
                     self.places += len(text[0]) - 1
+            self._left_out += self.places == kept
 
     def samples(self) -> list[Sample]:
-        sizes = [len(ids) - 1 for (ids, _), _ in self._texts]
+        sizes = [len(ids) - 1 for (ids, _), *_ in self._texts]
         falling = sorted(range(len(sizes)), key=lambda place: -sizes[place])
         bins = best_fit(sizes, falling, self._reader.form.length)
-        return [Sample([self._texts[each][0] for each in found], self._texts[found[0]][1]) for found in bins]
+        several = ([self._texts[each] for each in found] for found in bins)
+        return [
+            Sample(
+                [text for text, *_ in texts],
+                texts[0][1],
+                cut=sum(cut for *_, cut in texts),
+                left_out=0 if number else self._left_out,
+            )
+            for number, texts in enumerate(several)
+        ]
 
 
 class _Tokens:

@@ -214,7 +214,7 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
         # of the rank that waited longest: the others wait for it
         "data_wait_share": round(max(gather_from_ranks(progress.waiting.seconds, parts.world)) / seconds, 4),
         "memory": gather_from_ranks({**peaks, "anatomy": anatomy}, parts.world),
-        "corpus": dict(parts.source.facts),
+        "corpus": {**parts.source.facts, **progress.lost()},
         "skipped_steps": parts.strategy.skipped_steps(),
         "stopped_by": stopped.name if stopped else None,
         **facts_of(parts),
