@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from pathlib import Path
@@ -50,6 +51,7 @@ def files(tmp_path: Path) -> None:
         text = json.dumps(rows) if name.endswith(".json") else "".join(f"{json.dumps(row)}\n" for row in rows)
         (tmp_path / name).write_text(text)
     (tmp_path / "reviews.csv").write_text("text,label\nfine,good\nmeh,bad\n")
+    (tmp_path / "prose.txt").write_text("Two and two are four.\n")
     (tmp_path / "broken.jsonl").write_text('{"text": "never closed')
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/a.jsonl").write_text(json.dumps(CHAT))
@@ -93,6 +95,21 @@ def test_what_was_recognised_is_shown_and_stands_in_the_recipe(machine: Machine,
     assert "# 3 rows of chats (messages: a list of {role, content})" in compose(session.view, str(tmp_path / "a.yaml"))
 
 
+@pytest.mark.parametrize("ending", ["txt", "md", "tsv", "ndjson", "csv.gz"])
+def test_files_and_folders_are_read_as_what_they_hold(
+    machine: Machine, start: Start, tmp_path: Path, ending: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    content = b"text\nfine\n" if ending != "ndjson" else b'{"text": "fine"}\n'
+    (tmp_path / f"mine/a.{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    session, _ = to(start(machine()), "rows", program="finetune")
+    if ending in ("txt", "md"):
+        assert "mine is a folder" in refused(session, "mine")
+        assert taken(session, f"mine/a.{ending}").view.get("data.kind") == "text"
+    else:
+        assert taken(session, "mine").view.answers[-1].reason == "1 row of texts (text)"
+
+
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
@@ -124,6 +141,8 @@ def test_columns_with_other_names_are_named_behind_the_path(machine: Machine, st
         ("pairs.jsonl", "t5", "seq2seq_lm"),
         ("alpaca.jsonl", "llama", CAUSAL),
         ("texts.jsonl", "bert", "masked_lm"),
+        ("prose.txt", "bert", "masked_lm"),
+        ("prose.txt", "llama", CAUSAL),
     ],
 )
 def test_the_task_follows_from_rows_and_model(
@@ -141,6 +160,7 @@ def test_the_task_follows_from_rows_and_model(
         ({"model.path": "bert"}, "sequence_classification"),
         ({"data.path": "reviews.csv"}, "sequence_classification"),
         ({"model.path": "bert", "data.path": "texts.jsonl"}, "masked_lm"),
+        ({"model.path": "bert", "data.path": "prose.txt"}, "masked_lm"),
         ({"model.path": "t5", "data.path": "alpaca.jsonl"}, "seq2seq_lm"),
         ({"model.path": "t5"}, "seq2seq_lm"),
         ({"model.path": "llama", "data.path": "alpaca.jsonl"}, CAUSAL),

@@ -169,7 +169,8 @@ def _task(view: View, path: str) -> str:
     if described.get("is_encoder_decoder"):
         return WRITING
     if described.get("model_type") in LOOKING_AHEAD and not described.get("is_decoder"):
-        return MASKED if form(view) == "text" else LABELLING
+        texts = form(view) == "text" or (view.kind("data") == "text" and "data.path" in view.chosen)
+        return MASKED if texts else LABELLING
     return CAUSAL
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainkit.batch import Sides, solve
 from trainkit.errors import UsageError
+from trainkit.hub.splits import READ
 from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
@@ -360,9 +361,16 @@ def _read_rows(view: View, text: str) -> Read:
 def _is_of_rows(view: View, text: str) -> bool:
     """Whether a folder holds rows, or is none and may be a data set of the Hub."""
     place = absolute(text, view.cwd)
-    if not view.files.exists(place):
+    try:
+        view.files.read(place)
+    except IsADirectoryError:
+        endings = (*READ, *(f"{each}.*" for each in READ[2:]))  # also compressed
+        return any(view.files.holds(place, f"**/*{each}") for each in endings)
+    except FileNotFoundError:
         return "/" in text and is_repository(text) and not posixpath.splitext(text)[1]
-    return any(view.files.holds(place, pattern) for pattern in ("**/*.jsonl", "**/*.json", "**/*.csv", "**/*.parquet"))
+    except OSError:
+        pass  # the planner says what is wrong with a file
+    return False
 
 
 # How it trains.
