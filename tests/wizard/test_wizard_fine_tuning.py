@@ -143,6 +143,11 @@ def test_columns_with_other_names_are_named_behind_the_path(machine: Machine, st
         ("texts.jsonl", "bert", "masked_lm"),
         ("prose.txt", "bert", "masked_lm"),
         ("prose.txt", "llama", CAUSAL),
+        ("somebody/rows", "llama", CAUSAL),
+        ("somebody/rows", "", CAUSAL),
+        ("somebody/rows", "bert", "sequence_classification"),
+        ("somebody/rows", "distilbert/distilbert-base-uncased", "sequence_classification"),
+        ("somebody/rows", "google-t5/t5-small", "seq2seq_lm"),
     ],
 )
 def test_the_task_follows_from_rows_and_model(
@@ -164,6 +169,7 @@ def test_the_task_follows_from_rows_and_model(
         ({"model.path": "t5", "data.path": "alpaca.jsonl"}, "seq2seq_lm"),
         ({"model.path": "t5"}, "seq2seq_lm"),
         ({"model.path": "llama", "data.path": "alpaca.jsonl"}, CAUSAL),
+        ({"model.path": "llama", "data.path": "somebody/rows"}, CAUSAL),
     ],
     ids=str,
 )
@@ -175,6 +181,18 @@ def test_the_task_follows_from_what_is_given_too(
     asked = {topic: word for topic, word in asked.items() if keys[topic] not in given}
     session, _ = answered(Session(completed(start(machine(1), given).view)), program="finetune", **asked)
     assert getattr(written(session, tmp_path)[1].recipe.model, "task", None) == task
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("folder", "dataset"), ("somebody/rows", "dataset"), ("prose.txt", "text"), ("notes", "text")]
+)
+def test_a_path_that_is_given_means_what_it_means_as_an_answer(
+    machine: Machine, start: Start, tmp_path: Path, path: str, kind: str
+) -> None:
+    (tmp_path / "notes").mkdir()
+    given = {"model.path": "base", "data.path": path}
+    session, _ = answered(Session(completed(start(machine(1), given).view)), program="finetune")
+    assert written(session, tmp_path)[1].recipe.data.kind == kind
 
 
 def test_a_template_is_asked_for_where_the_tokenizer_has_none(machine: Machine, start: Start, tmp_path: Path) -> None:
@@ -206,6 +224,8 @@ def test_models_that_fit_the_machine_are_offered(start: Start, facts: Any, large
     assert all(words(question).values())
     _, question = to(start(facts), "model", program="finetune", rows="reviews.csv")
     assert {*words(question)} <= {each.name for each in MODELS if each.task == "sequence_classification"}
+    _, question = to(start(facts), "model", program="finetune", rows="somebody/rows")  # of a format yet unknown
+    assert (question.default, len({each.task for each in MODELS if each.name in words(question)})) == (proposed, 3)
 
 
 @pytest.mark.parametrize("typed", ["./nowhere", "two words", "a/b/c"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainkit.errors import RecipeError, UsageError
+from trainkit.hub.splits import READ
 from trainkit.machine.selection import allocation
 from trainkit.recipe.hub_name import ROWS, is_repository
 from trainkit.recipe.paths import absolute
@@ -57,6 +59,21 @@ STEPS = 10  # of an epoch at least, for few rows teach little in few steps
 # The data.
 
 
+def is_of_rows(view: View, text: str) -> bool:
+    """Whether a folder holds rows, or is none and may be a data set of the Hub."""
+    place = absolute(text, view.cwd)
+    try:
+        view.files.read(place)
+    except IsADirectoryError:
+        endings = (*READ, *(f"{each}.*" for each in READ[2:]))  # also compressed
+        return any(view.files.holds(place, f"**/*{each}") for each in endings)
+    except FileNotFoundError:
+        return "/" in text and is_repository(text) and not posixpath.splitext(text)[1]
+    except OSError:
+        pass  # the planner says what is wrong with a file
+    return False
+
+
 def read_rows(view: View, sets: Settings) -> tuple[Settings, str]:
     """What a path of rows sets, and what was found there: the format, and the first rows. Raises UsageError."""
     path = str(sets["data.path"])
@@ -70,7 +87,7 @@ def read_rows(view: View, sets: Settings) -> tuple[Settings, str]:
         except RecipeError as error:
             raise UsageError(*error.diagnostics) from error
         if seen.fault is None:
-            return {**sets, **asks}, _found(seen)
+            return ({**sets, **asks} if seen.form else sets), _found(seen)  # the task follows from what is known
         faults[task] = seen.fault
     what, hint = faults[CAUSAL]
     raise UsageError(what, hint=f"{hint}; here behind the path: {path} PART=COLUMN")
@@ -117,7 +134,9 @@ def needed(view: View, size: float, *, adapters: bool) -> float:
 
 def _fitting(view: View) -> Iterator[OfferedModel]:
     task, most = view.get("model.task") or CAUSAL, memory(view)
-    tasks = (CAUSAL, WRITING) if form(view) in ("pair", "alpaca", "completion") else (task,)
+    tasks = {CAUSAL, WRITING} if form(view) in ("pair", "alpaca", "completion") else {task}
+    if "model.task" not in view.chosen and view.kind("data") == "dataset" and not form(view):
+        tasks = {*TASKS}  # rows of any format
     alike = [each for each in MODELS if each.task in tasks]
     yield from (each for each in alike if needed(view, each.size, adapters=True) <= most)
 
@@ -174,18 +193,23 @@ def _task(view: View, path: str) -> str:
     return CAUSAL
 
 
-def task_of_given(view: View) -> Settings:
-    """The task that follows from a model, rows or both that are given: where they are asked for, answers set it."""
+def kinds_of_given(view: View) -> Settings:
+    """What follows from a model, rows or both that are given, as answers would set it: the task, that they are rows."""
     path, model = view.given.get("data.path"), view.given.get("model.path")
-    if "model.task" in view.given or not view.builtin or not (isinstance(path, str) or isinstance(model, str)):
+    if not view.builtin or not (isinstance(path, str) or isinstance(model, str)):
         return {}
+    kind: Settings = {}
+    said = view.base.path or view.given.keys() & {"data.kind", "data.include"}
+    if isinstance(path, str) and view.fine_tunes and not said and is_of_rows(view, path):
+        kind = {"data.kind": "dataset"}
+        view = view.supposing(kind)
     sets: Settings = {}
     with contextlib.suppress(UsageError, RecipeError):  # planning says what is wrong with them
         if isinstance(path, str) and view.kind("data") == "dataset":
             sets = read_rows(view.supposing({"model.kind": "hf"}), {"data.path": path})[0]
         if isinstance(model, str):
             sets = {**sets, **read_model(view.supposing(sets), model)[0]}
-    return {key: value for key, value in sets.items() if key == "model.task"}
+    return {**kind, **{key: value for key, value in sets.items() if key == "model.task"}}
 
 
 def _parameters(view: View) -> float | None:

@@ -20,7 +20,7 @@ from trainkit.recipe.schema.fields import defaults, lies_in, nest, schema, tagge
 from trainkit.recipe.validate import likely_kind, unknown_keys, validate_layer
 from trainkit.recipe.yaml_writer import comment, flow, opening, recipe_name, shortened
 from trainkit.text import pluralize
-from trainkit.wizard.fine_tuning import task_of_given, unasked
+from trainkit.wizard.fine_tuning import kinds_of_given, unasked
 from trainkit.wizard.question import (
     Answer,
     Base,
@@ -181,7 +181,7 @@ def placed(found: Sequence[Diagnostic], state: Merge) -> tuple[Diagnostic, ...]:
 
 def completed(view: View) -> View:
     """The view with what follows from files that are given."""
-    return replace(view, given={**task_of_given(view), **view.given})
+    return replace(view, given={**kinds_of_given(view), **view.given})
 
 
 def check_given(view: View, places: Merge) -> None:

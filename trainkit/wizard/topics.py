@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 import shlex
 from collections import Counter
@@ -10,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainkit.batch import Sides, solve
 from trainkit.errors import UsageError
-from trainkit.hub.splits import READ
 from trainkit.machine.capability import fast_format
 from trainkit.machine.facts import Gpu
 from trainkit.machine.selection import allocation, is_idle, occupants, restriction, usable
-from trainkit.recipe.hub_name import ROWS, is_repository
+from trainkit.recipe.hub_name import ROWS
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.validate import takes_switch
@@ -353,24 +351,9 @@ def _read_data(view: View, text: str) -> Read:
 def _read_rows(view: View, text: str) -> Read:
     path, *named = re.split(r"\s+(?=[A-Za-z_]+=)", text)
     columns = {"data.columns": dict(each.split("=", 1) for each in named)} if named else {}
-    if columns or ROWS.search(path) or _is_of_rows(view, path):
+    if columns or ROWS.search(path) or fine_tuning.is_of_rows(view, path):
         return fine_tuning.read_rows(view, {"data.kind": "dataset", "data.path": path, **columns})
     return _read_data(view, path)
-
-
-def _is_of_rows(view: View, text: str) -> bool:
-    """Whether a folder holds rows, or is none and may be a data set of the Hub."""
-    place = absolute(text, view.cwd)
-    try:
-        view.files.read(place)
-    except IsADirectoryError:
-        endings = (*READ, *(f"{each}.*" for each in READ[2:]))  # also compressed
-        return any(view.files.holds(place, f"**/*{each}") for each in endings)
-    except FileNotFoundError:
-        return "/" in text and is_repository(text) and not posixpath.splitext(text)[1]
-    except OSError:
-        pass  # the planner says what is wrong with a file
-    return False
 
 
 # How it trains.
