@@ -227,3 +227,12 @@ def test_of_many_ranks_the_highest_and_the_lowest_peak_are_shown() -> None:
     assert [line.split("  ")[0] for line in lines] == ["Peak memory, rank 4321 of 8000", "Peak memory, rank 0 of 8000"]
     few = shown(memory=memory[:8])
     assert all(f"Peak memory, rank {rank} " in few for rank in range(8))
+
+
+def test_the_commands_that_use_the_model_can_be_pasted() -> None:
+    done = {"training": {"model": "gpt", "method": "all weights"}, "data": "12 bytes of text", "saved": "checkpoints/1"}
+    summary = {"wall_seconds": 9.0, "strategy": "single", "launcher": "python", "world_size": 1, "global_batch": 1}
+    lines = render_summary({**summary, **done, "uses": ["generate", "export"]}, Path("/my runs/1")).splitlines()
+    assert lines[-2:] == ["Use it   trainkit generate '/my runs/1'", "         trainkit export '/my runs/1' FOLDER"]
+    lines = render_summary({**summary, **done, "uses": ["export --trust-code"]}, Path("/r/1")).splitlines()
+    assert lines[-1] == "Use it   trainkit export --trust-code /r/1 FOLDER"

@@ -20,6 +20,7 @@ from trainkit.trainer import generate as module
 from trainkit.trainer.checkpoint.export import export, export_adapters
 from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.generate import Answerer, Drawing, Sampling, open_checkpoint, open_folder
+from trainkit.trainer.metrics.predictions import uses
 from trainkit.trainer.prompts import PromptError, TextStream, prompt_ids, stop_ids
 from trainkit.trainer.settings import Settings
 
@@ -280,7 +281,7 @@ def test_a_model_of_ones_own_answers_where_it_is_one_of_transformers(
         make_settings(model={"kind": "target", "target": f"{name}:{function}"}, **LEARNING, **steps(1))
         for function in ("make", "other")
     )
-    trained(own)
+    assert trained(own).result["uses"] == ["export --trust-code"]
     trained(other)
     with pytest.raises(TrainingError, match="whose model is custom code"):
         open_checkpoint(saved(own), CPU)
@@ -318,11 +319,13 @@ def test_what_writes_nothing_or_is_too_long_is_said(make_settings: MakeSettings,
     with pytest.raises(TrainingError, match="holds BertForMaskedLM, and only models of transformers that write"):
         open_folder(tmp_path / "bert", CPU)
     ready_made = make_settings(data={"kind": "random", "high": 256, "sequence_length": 16}, **LEARNING, **steps(1))
-    trained(ready_made)
+    assert trained(ready_made).result["uses"] == ["export"]
     with pytest.raises(TrainingError, match=r"trained on ready-made ids \(data.kind: random\)"):
         open_checkpoint(saved(ready_made), CPU)
+    masked = make_settings(model={"kind": "hf", "architecture": "bert", "task": "masked_lm"})
+    assert uses(masked.recipe) == ["export"]
     settings = make_settings(peft={"kind": "lora", "rank": 2}, **LEARNING, **steps(1))
-    trained(settings)
+    assert trained(settings).result["uses"] == ["generate", "export"]
     export_adapters(saved(settings), tmp_path / "adapters")
     with pytest.raises(TrainingError, match="whose other part is only in trainkit"):
         open_folder(tmp_path / "adapters", CPU)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -285,9 +286,10 @@ def _outcome(summary: Summary, run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "Best", f"step {best}, evaluation loss {summary.get('best_eval_loss'):.4f}"
     saved = summary.get("saved")
     yield "Model", str(run_dir / str(saved)) if saved else "not saved (checkpoint.at_end is false)"
-    if saved:
-        yield "Use it", f"trainkit generate {run_dir}"
-        yield "", f"trainkit export {run_dir} FOLDER"
+    words = shlex.quote(str(run_dir))
+    for number, use in enumerate(summary.get("uses") or () if saved else ()):
+        command = f"trainkit {use} {words}{' FOLDER' if use.startswith('export') else ''}"
+        yield "" if number else "Use it", command
 
 
 def _from_to(summary: Summary, first: str, last: str) -> str:

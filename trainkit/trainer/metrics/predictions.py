@@ -16,6 +16,7 @@ from torch.nn import functional
 from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
+from trainkit.recipe.schema import Recipe
 from trainkit.seeds import derived_seed
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.data.source import Labels, count_targets, sample_length, targets_of
@@ -26,7 +27,7 @@ from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.models.hf import EncoderDecoder
-from trainkit.trainer.prompts import PromptError, encoder_of, prompt_ids, stop_ids
+from trainkit.trainer.prompts import PromptError, encoder_of, is_of_bytes, prompt_ids, stop_ids, tokenizer_folder
 from trainkit.trainer.setup import Parts, facts_of
 
 log = logging.getLogger("trainkit.trainer")
@@ -203,6 +204,7 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
         "compile_seconds": round(progress.compiling.seconds, 3) if recipe.efficiency.compile.enabled else None,
         "samples": samples,
         "data": parts.source.description,
+        "uses": uses(recipe),
         "saved": str(saved.relative_to(settings.run_dir)) if saved and saved.is_relative_to(settings.run_dir) else None,
         "best_eval_loss": parts.best.loss,
         "best_step": parts.best.step if parts.best.loss is not None else None,
@@ -221,6 +223,15 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
         # A run stopped by a signal has no time for it.
         "sample": "" if stopped else generate(parts),
     }
+
+
+def uses(recipe: Recipe) -> list[str]:
+    """The commands that use what was trained, with the option that they need: not each model answers a prompt."""
+    if recipe.model.kind == "target":
+        return ["export --trust-code"]
+    readable = tokenizer_folder(recipe) is not None or is_of_bytes(recipe)
+    answers = readable and getattr(recipe.model, "task", "") != "masked_lm"
+    return [*(["generate"] if answers else []), "export"]
 
 
 def write_result(path: Path, content: dict[str, Any]) -> None:
