@@ -331,6 +331,25 @@ def test_what_writes_nothing_or_is_too_long_is_said(make_settings: MakeSettings,
         open_folder(tmp_path / "adapters", CPU)
 
 
+def test_a_run_is_used_from_any_folder_with_the_tokenizer_that_it_was_trained_with(
+    make_settings: MakeSettings, make_tokenizer: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    tokenizer = make_tokenizer().rename(tmp_path / "project/own")
+    monkeypatch.chdir(tmp_path / "project")
+    settings = make_settings(model={"vocab_size": 304}, data={"tokenizer": "own"}, **LEARNING, **steps(1))
+    trained(settings)
+    expected = written(open_checkpoint(saved(settings), CPU), {"prompt": "the "})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()  # of another project
+    assert written(open_checkpoint(saved(settings), CPU), {"prompt": "the "}) == expected
+    export(saved(settings), tmp_path / "out")
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
+    tokenizer.rename(tmp_path / "moved")
+    with pytest.raises(TrainingError, match=r"data.tokenizer: there is no tokenizer in own"):
+        export(saved(settings), tmp_path / "again")
+
+
 def test_damaged_folders_and_adapters_without_their_base_are_said(make_settings: MakeSettings, tmp_path: Path) -> None:
     base = save_llama(tmp_path / "base")
     settings = make_settings(

@@ -23,8 +23,11 @@ from trainkit import lora
 from trainkit.data.tokenizer import Encoder, tokenizer_files
 from trainkit.errors import TrainingError, TrainkitError
 from trainkit.files import read_json, write_json
-from trainkit.hub.cache import public_name
+from trainkit.hub.cache import public_name, shown
+from trainkit.hub.references import with_values
+from trainkit.recipe.paths import inputs
 from trainkit.recipe.schema import GptModel, HfModel, Recipe, TargetModel
+from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.trainer.checkpoint.card import card
 from trainkit.trainer.checkpoint.gpt2 import byte_tokenizer, gpt2_config, gpt2_weights
@@ -51,6 +54,7 @@ from trainkit.trainer.settings import World, read_settings
 
 WEIGHTS, CONFIG, CARD, GENERATION = "model.safetensors", "config.json", "README.md", "generation_config.json"
 TEMPLATE = "chat_template.jinja"
+_FOLDERS = ("model.path", "data.tokenizer", "data.chat_template")  # that an export reads
 MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
@@ -97,7 +101,7 @@ def export_adapters(
 
     dtype: by default that in which they are trained.
     """
-    recipe = _recipe(checkpoint)
+    recipe = _recipe(checkpoint, read_manifest(checkpoint))
     if recipe.peft.kind != "lora":
         raise TrainingError(
             f"{checkpoint} belongs to a run without adapters (peft.kind: {recipe.peft.kind})",
@@ -240,7 +244,7 @@ def trained_model(
     base: False to leave out the base weights of adapters: they are then neither read nor kept in memory.
     """
     manifest = read_manifest(checkpoint)
-    recipe = as_decided(_recipe(checkpoint), manifest)
+    recipe = as_decided(_recipe(checkpoint, manifest), manifest)
     if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
         raise TrainingError(
             f"{checkpoint} belongs to a run whose model is custom code: model.target {recipe.model.target}",
@@ -272,8 +276,21 @@ def trained_model(
     return model, recipe, manifest
 
 
-def _recipe(checkpoint: Path) -> Recipe:
-    return read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
+def _recipe(checkpoint: Path, manifest: Mapping[str, Any]) -> Recipe:
+    """A run's recipe with paths as its working folder has them, which this process may not be in.
+
+    TrainingError where its tokenizer is gone, as then none would be taken for it.
+    """
+    recipe = read_settings(checkpoint.absolute().parents[1] / "trainer.json").recipe
+    folder = Path(str(manifest.get("folder") or "."))
+    if folder != Path.cwd():
+        named = {key: folder / path for key, path in inputs(recipe) if key in _FOLDERS}
+        recipe = with_values(recipe, {key: str(path) for key, path in named.items() if path.exists()})
+    tokenizer = getattr(recipe.data, "tokenizer", None)
+    if tokenizer not in (None, BYTES) and tokenizer_folder(recipe) is None:
+        what = f"data.tokenizer: there is no tokenizer in {shown(tokenizer)}"
+        raise TrainingError(what, hint=f"put it back where it was; the run's working folder was {folder}")
+    return recipe
 
 
 def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool, base: bool = True) -> None:

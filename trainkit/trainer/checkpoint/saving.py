@@ -106,6 +106,7 @@ class Checkpoints:
             # The threads use a separate process group, because the training's collectives go on at the same time.
             self._world = replace(self._world, group=dist.new_group(backend="gloo", timeout=self._timeout))
         content = {"step": step, **asdict(self.identity), "best": best or {}}
+        content["folder"] = os.getcwd()  # noqa: PTH109 - from which the run's relative paths start
         content |= {"stream": loader_state} if loader_state else {}
         put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save
         # The generators' states are copied here, before the next step draws from them.
