@@ -17,6 +17,7 @@ from hypothesis import strategies as some
 from trainkit.data import chats
 from trainkit.data.chats import (
     CUT_ANSWER,
+    EMPTY_ANSWER,
     NO_STOP,
     OTHER_PROMPT,
     UNMARKED_STOP,
@@ -296,6 +297,20 @@ def test_an_answer_of_weight_0_is_written_and_not_learned(name: str, key: str) -
     assert learned_pieces(template.learnable([message | {key: False} for message in chat])) == []
     with pytest.raises(ChatError, match=rf"message 2 has {key} 0\.5: an answer is learned \(1\) or not \(0\)"):
         template.learnable([user("Hi"), answer("Hello.", **{key: 0.5})])
+
+
+def test_an_empty_answer_is_learned_and_remarked() -> None:
+    for said, remarked in (
+        (answer(" "), True),
+        (answer(""), True),
+        (answer("", weight=0), False),
+        (answer("", tool_calls=[CALL]), False),
+        (answer("", reasoning_content="Why."), False),
+        ({"role": "assistant", "content": [{"type": "text", "text": "Hello."}]}, False),
+    ):
+        template = template_of("qwen3")
+        template.learnable([user("Hi"), said, user("And?"), answer("Sure.")], [WEATHER])
+        assert (EMPTY_ANSWER in template.remarks) == remarked, said
 
 
 def learned_pieces(found: Sequence[Rendering]) -> list[str]:

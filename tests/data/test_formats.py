@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,6 +181,23 @@ def test_conversations_speak_in_the_names_of_sharegpt_and_may_hold_messages() ->
     with pytest.raises(TrainingError, match=r"a\.jsonl:3: field 'conversations': turn 1 is from 'narrator'") as caught:
         content_of(row_of({"conversations": [{"from": "narrator", "value": "x"}]}), found, chats=True)
     assert "known are human, user, gpt" in caught.value.diagnostics[0].hint
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_call_in_sharegpts_words_is_the_assistants(several: bool) -> None:
+    call: dict[str, Any] = {"name": "add", "arguments": {"a": 2}}
+    turns: list[dict[str, Any]] = [
+        TURNS[0],
+        {"from": "function_call", "value": json.dumps([call, call] if several else call), "weight": 0},
+    ]
+    found = recognised(("conversations",), {})
+    content = content_of(row_of({"conversations": turns}), found, chats=True)
+    assert isinstance(content, Chat)
+    made = [{"type": "function", "function": call}] * (1 + several)
+    assert content.messages[1] == {"role": "assistant", "content": "", "tool_calls": made, "weight": 0}
+    for wrong in ("add(2)", "{}", "[1]", 3):
+        with pytest.raises(TrainingError, match=r"turn 2 is from 'function_call', and no \{name, arguments\} in JSON"):
+            content_of(row_of({"conversations": [TURNS[0], turns[1] | {"value": wrong}]}), found, chats=True)
 
 
 def test_turns_keep_whether_they_are_learned() -> None:

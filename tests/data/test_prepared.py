@@ -381,6 +381,19 @@ def test_a_row_that_cannot_be_learned_from_ends_a_parallel_preparation_with_its_
         made(path)
 
 
+@pytest.mark.parametrize("form", ["text", "messages"])
+def test_half_of_a_character_is_named_where_a_tokenizer_would_fail(form: str, home: Path, tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path / "words")
+
+    def row(said: str) -> dict[str, Any]:
+        chat = [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}]
+        return {"text": said} if form == "text" else {"messages": chat}
+
+    path = lines(tmp_path / "a.jsonl", [row("a"), row("a \ud83d"), row("\U0001f600")])
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: half of a surrogate pair"):
+        made(path, tokenizer=str(tokenizer))
+
+
 def test_two_at_once_make_it_once(home: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", texts(600))
     logs = [tmp_path / f"log-{number}" for number in range(2)]

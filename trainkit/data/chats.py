@@ -43,6 +43,7 @@ OTHER_PROMPT = (
     "(as a system message or an opening <think>): what is learned is not quite what is asked later"
 )
 CUT_ANSWER = "the chat template leaves out a part of an answer, such as its reasoning: that part is not learned"
+EMPTY_ANSWER = "an answer is empty: the model learns to say nothing there"
 UNUSED_TOOLS = "the chat template has no place for tools: the model does not see them"
 
 
@@ -143,6 +144,8 @@ class ChatTemplate:
             roles = join_names(list(dict.fromkeys(message["role"] for message in chat)))
             raise ChatError(f"it has no message of role assistant to learn from, but of {roles or 'nobody'}")
         skipped = [place for place in answers if not _is_learned(messages[place], place + 1)]
+        if any(not _says(chat[place]) for place in answers if place not in skipped):
+            self._remark(EMPTY_ANSWER)
         chat, full, marks = self._printable(chat, tools, prompt=False)
         if self._marked:
             return [self._by_marks(chat, tools, full, marks, last=answers[-1] if only_last else None, skipped=skipped)]
@@ -345,6 +348,14 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         reasoning = next((kept[name] for name in _REASONING if name in kept), None)
         chat.append(kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning})
     return chat
+
+
+def _says(message: Message) -> bool:
+    """Whether a message has a text, in parts or as reasoning, too, or a call."""
+    content = message.get("content")
+    texts = [part["text"] for part in content] if isinstance(content, list) else [content]
+    texts.append(message.get("reasoning_content"))
+    return any(each and str(each).strip() for each in (*texts, message.get("tool_calls")))
 
 
 def _is_learned(message: Mapping[str, Any], number: int) -> bool:

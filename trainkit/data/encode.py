@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,7 +94,15 @@ class RowEncoder:
             content_of(row, self.form, chats=self.template is not None, prefix=self.data.prompt_prefix or "")
             for row in kept
         ]
-        found = {id(row): texts for row, texts in zip(kept, self._texts(kept, contents), strict=True)}
+        try:
+            encoded = self._texts(kept, contents)
+        except (TypeError, UnicodeError) as error:
+            for row in kept:
+                if not _is_unicode(row):
+                    what = "half of a surrogate pair (as \\ud83d) is no text that a tokenizer can read"
+                    raise row.wrong(what, "mend the text there: whole characters") from error
+            raise
+        found = {id(row): texts for row, texts in zip(kept, encoded, strict=True)}
         label = self.form.columns.get("label")
         for row in rows:
             texts = found.get(id(row), ())
@@ -155,6 +164,14 @@ class RowEncoder:
                     f"target {place} in {name!r} is {target}, neither the token id there ({token}) nor {IGNORE_INDEX}"
                 )
         return EncodedText(ids, bytes(target != IGNORE_INDEX for target in content.targets))
+
+
+def _is_unicode(row: SourceRow) -> bool:
+    """Whether all its texts have whole characters alone; JSON may escape the half of one."""
+    try:
+        return bool(json.dumps(row.fields, ensure_ascii=False, default=str).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _opened(data: DatasetData, form: RowFormat, task: str) -> RowEncoder:

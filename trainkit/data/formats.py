@@ -68,6 +68,9 @@ SPEAKERS = {
 }  # fmt: skip
 
 
+CALL = "function_call"  # speaks for the assistant: what it says is a call of a tool
+
+
 # Types of models (`model_type`) that keep texts in one sample apart where positions begin anew; each is held to it by
 # a test. Others read on: recurrent ones, and those with an attention of their own.
 KEEPS_APART = frozenset(
@@ -268,11 +271,28 @@ def _conversation(row: SourceRow, columns: Mapping[str, str]) -> list[dict[str, 
             continue
         if not isinstance(turn, dict) or not isinstance(turn.get("from"), str) or "value" not in turn:
             raise row.wrong(f"field {column!r} is not a chat: turn {place} is no {{from, value}}")
+        learned = {key: turn[key] for key in LEARNED if key in turn}
+        if turn["from"].lower() == CALL:
+            said.append({"role": "assistant", "content": "", "tool_calls": _calls(row, column, turn, place), **learned})
+            continue
         if (role := SPEAKERS.get(turn["from"].lower())) is None:
-            known = ", ".join(SPEAKERS)
+            known = ", ".join((*SPEAKERS, CALL))
             raise row.wrong(f"field {column!r}: turn {place} is from {turn['from']!r}", f"known are {known}")
-        said.append({"role": role, "content": turn["value"], **{key: turn[key] for key in LEARNED if key in turn}})
+        said.append({"role": role, "content": turn["value"], **learned})
     return said
+
+
+def _calls(row: SourceRow, column: str, turn: Mapping[str, Any], place: int) -> list[dict[str, Any]]:
+    """The calls of tools in a turn: one {name, arguments} or a list of them, also written as JSON."""
+    found = turn["value"]
+    try:
+        found = json.loads(found) if isinstance(found, str) else found
+    except ValueError:
+        found = None
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(each, dict) and isinstance(each.get("name"), str) and "arguments" in each for each in calls):
+        raise row.wrong(f"field {column!r}: turn {place} is from {CALL!r}, and no {{name, arguments}} in JSON")
+    return [{"type": "function", "function": {key: each[key] for key in ("name", "arguments")}} for each in calls]
 
 
 def _tools(row: SourceRow, columns: Mapping[str, str]) -> Sequence[Any] | None:
