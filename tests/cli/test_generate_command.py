@@ -64,9 +64,9 @@ def test_answers_to_a_file_are_written_as_json_lines(trainkit: Trainkit, tmp_pat
     greedy = ("--temperature", "0", "--max-new-tokens", "8", "--device", "cpu")
     chat = {"messages": [{"role": "user", "content": "the cat"}]}
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "the cat"}) + "\n" + json.dumps(chat) + "\n")
-    done = trainkit("generate", "model", "--file", "p.jsonl", *greedy, "--output", "answers.jsonl")
+    done = trainkit("generate", "model", "--file", "p.jsonl", *greedy, "--output", "new/answers.jsonl")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    one, two = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    one, two = map(json.loads, (tmp_path / "new/answers.jsonl").read_text().splitlines())
     assert (one["prompt"], two["messages"], one["tokens"]) == ("the cat", chat["messages"], 8)
     assert one["text"] == two["text"], "a prompt is a chat of one message"
 

@@ -350,7 +350,9 @@ def test_a_run_is_used_from_any_folder_with_the_tokenizer_that_it_was_trained_wi
         export(saved(settings), tmp_path / "again")
 
 
-def test_damaged_folders_and_adapters_without_their_base_are_said(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_damaged_folders_and_adapters_without_their_base_are_said(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = save_llama(tmp_path / "base")
     settings = make_settings(
         model={"kind": "hf", "path": str(base)}, data=on_chats(tmp_path, base), peft={"kind": "lora"}, **steps(1)
@@ -364,7 +366,13 @@ def test_damaged_folders_and_adapters_without_their_base_are_said(make_settings:
     base.rename(tmp_path / "moved")
     with pytest.raises(TrainingError, match="base cannot be loaded: ") as caught:
         open_folder(tmp_path / "adapters", CPU)
-    assert caught.value.hints == (f"the adapters' base must be here: hf download {base}",)
+    assert caught.value.hints == (f"the adapters' base must be in {base}, or where adapter_config.json says",)
+    config = tmp_path / "adapters/adapter_config.json"
+    config.write_text(config.read_text().replace(str(base), "somebody/base"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(TrainingError, match="base cannot be loaded: ") as caught:
+        open_folder(tmp_path / "adapters", CPU)
+    assert caught.value.hints == ("the adapters' base must be here: hf download somebody/base",)
     (tmp_path / "adapters/adapter_model.safetensors").rename(tmp_path / "adapters/adapter_model.bin")
     with pytest.raises(TrainingError, match=r"there is no .*adapter_model\.safetensors"):
         open_folder(tmp_path / "adapters", CPU)

@@ -362,7 +362,11 @@ def open_folder(folder: Path, device: torch.device) -> Answerer:
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the libraries, and the Rust below them, raise anything
-        hint = f"the adapters' base must be here: hf download {base}" if adapters else "export it again"
+        hint = "export it again"
+        if adapters:
+            on_disk = Path(base).is_absolute()
+            where = f"in {base}, or where {lora.CONFIG} says" if on_disk else f"here: hf download {base}"
+            hint = f"the adapters' base must be {where}"
         raise TrainingError(f"{public_name(base)} cannot be loaded: {first_line(error)}", hint=hint) from error
     encoder = _encoder_in(next((each for each in (folder, Path(base)) if tokenizer_files(each)), folder))
     begun = beginning(encoder, EncoderDecoder(inner), device)[0] if task == "seq2seq_lm" else None

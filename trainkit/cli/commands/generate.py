@@ -89,6 +89,8 @@ def generate(  # noqa: PLR0917 - a command's options
         raise UsageError("--json and --output are for prompts, and none is given", hint="add a PROMPT or --file FILE")
     if output and is_there(output) and not force:
         raise UsageError(f"{output} exists", hint="name another file, or add --force")
+    if output:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)  # before a model is read
     rows = {} if chatting else _prompts(prompt, file)
     with _explained():
         model = _opened(source, root, step=step, best=best, device=device, trusted=trust_code)
