@@ -108,7 +108,6 @@ def test_prompts_of_several_lengths_are_answered_together_as_each_alone(
     assert sizes == [1] * 6
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # as peft calls it
 def test_adapters_answer_alike_in_the_checkpoint_the_export_and_on_their_base(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -354,11 +356,7 @@ def open_folder(folder: Path, device: torch.device) -> Answerer:
             transformers.utils.logging.disable_progress_bar()
             inner = getattr(transformers, TASKS[task][0]).from_pretrained(base, torch_dtype="auto", **known)
         if adapters:
-            from peft import PeftModel
-
-            dtype = inner.dtype  # merged in 32 bits, as in an export
-            inner = PeftModel.from_pretrained(inner.float(), str(folder)).merge_and_unload()
-            cast_weights(inner, dtype)
+            inner = _with_adapters(inner, folder)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the libraries, and the Rust below them, raise anything
@@ -371,6 +369,18 @@ def open_folder(folder: Path, device: torch.device) -> Answerer:
     encoder = _encoder_in(next((each for each in (folder, Path(base)) if tokenizer_files(each)), folder))
     begun = beginning(encoder, EncoderDecoder(inner), device)[0] if task == "seq2seq_lm" else None
     return Answerer(inner.to(device).eval(), task, encoder, device, begun=begun)
+
+
+def _with_adapters(model: Any, folder: Path) -> Any:
+    """The model with adapters merged in: in 32 bits, as in an export. What peft imports and calls says nothing."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        from peft import PeftModel
+
+        dtype = model.dtype
+        merged = PeftModel.from_pretrained(model.float(), str(folder)).merge_and_unload()
+    cast_weights(merged, dtype)
+    return merged
 
 
 def _encoder_in(folder: Path) -> Encoder:
