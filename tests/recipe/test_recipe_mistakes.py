@@ -147,3 +147,10 @@ def test_a_kind_that_there_is_not_is_one_error_and_not_one_for_each_setting_belo
     }
     errors = refuse(files, overrides=("data.kind=jsnl", "data.columns.text=y", "data.path=z"))
     assert sorted(each.key for each in errors) == ["data.kind", "model.kind", "program.kind", "strategy.kind"]
+
+
+@pytest.mark.parametrize("name", ["my chats.jsonl", "rows.csv", "rows.parquet"])
+def test_a_file_of_rows_is_no_recipe(refuse: Refuse, name: str) -> None:
+    (error,) = refuse({name: b'{"text": "a"}\n\0'}, name)
+    assert error.what == f"{name} is a file of rows, and no recipe"
+    assert "`trainkit config --set " in error.hint

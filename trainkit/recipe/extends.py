@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from trainkit.errors import Diagnostic, Origin
+from trainkit.recipe.hub_name import ROWS
 from trainkit.recipe.layer import VARIANTS, Layer, SourceText, file_layer, origin_at, read_document, source_text
 from trainkit.recipe.paths import FileChecks, absolute, seen_from
 from trainkit.recipe.resolved import MadeRecipe
@@ -206,7 +208,12 @@ class Sources:
         """The document in a file; None, and an error where it is named, for one that cannot be read."""
         shown = source.shown
         try:
-            return read_document(self.files.read(source.path))
+            content = self.files.read(source.path)
+            if not ROWS.search(source.path) or source.path.endswith(".json"):  # a recipe may be JSON
+                return read_document(content)
+            what = f"{shown} is a file of rows, and no recipe"
+            made = shlex.join(("trainkit", "config", "--set", f"data.path={shown}"))
+            hint = f"`{made}` writes a recipe that learns from it"
         except FileNotFoundError:
             what = f"there is no file {shown}"
             # A name without a file may mean the same with its ending, or a shipped recipe.
