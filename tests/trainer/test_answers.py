@@ -349,6 +349,21 @@ def test_a_run_is_used_from_any_folder_with_the_tokenizer_that_it_was_trained_wi
         export(saved(settings), tmp_path / "again")
 
 
+def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_not_called_damaged(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(**LEARNING, **steps(1))
+    trained(settings)
+    checkpoint = saved(settings)
+    # As soon as its files have been checked.
+    monkeypatch.setattr(
+        "trainkit.trainer.checkpoint.export.refuse_damaged",
+        lambda *_: checkpoint.rename(checkpoint.with_name(f".tmp-old-{checkpoint.name}")),
+    )
+    with pytest.raises(TrainingError, match="was removed while it was read: its run goes on"):
+        open_checkpoint(checkpoint, CPU)
+
+
 def test_damaged_folders_and_adapters_without_their_base_are_said(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

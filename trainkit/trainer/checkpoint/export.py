@@ -29,6 +29,7 @@ from trainkit.recipe.paths import inputs
 from trainkit.recipe.schema import GptModel, HfModel, Recipe, TargetModel
 from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.schema.model import quantized_bits
+from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.trainer.checkpoint.card import card
 from trainkit.trainer.checkpoint.gpt2 import byte_tokenizer, gpt2_config, gpt2_weights
 from trainkit.trainer.checkpoint.manifest import as_decided, read_manifest, reason, refuse_damaged, refuse_other_base
@@ -272,6 +273,9 @@ def trained_model(
         raise
     # torch and DeepSpeed raise any exception for files that they did not write
     except (Exception, CheckpointException) as error:
+        if not (checkpoint / MANIFEST).exists():  # renamed by a run in progress, which keeps the newest
+            what = f"{checkpoint} was removed while it was read: its run goes on, and has newer ones"
+            raise TrainingError(what, hint="try again; checkpoint.keep keeps more of them") from error
         raise TrainingError(f"{checkpoint} does not contain the weights of its run's model: {reason(error)}") from error
     return model, recipe, manifest
 
