@@ -52,6 +52,7 @@ def files(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     (tmp_path / "reviews.csv").write_text("text,label\nfine,good\nmeh,bad\n")
     (tmp_path / "prose.txt").write_text("Two and two are four.\n")
+    (tmp_path / "letter.docx").write_bytes(b"PK\3\4\xff\0")
     (tmp_path / "broken.jsonl").write_text('{"text": "never closed')
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/a.jsonl").write_text(json.dumps(CHAT))
@@ -116,6 +117,7 @@ def test_files_and_folders_are_read_as_what_they_hold(
         ("", "an answer is required"),
         ("gone.jsonl", "there is no file gone.jsonl"),
         ("broken.jsonl", "broken.jsonl:1 is not JSON"),
+        ("letter.docx", "letter.docx is not UTF-8 text (byte 4)"),
         ("questions.jsonl", "has question, reply; expected messages"),
         ("questions.jsonl prompt=question completion=answer", "there is no column 'answer' for completion"),
         ("preferences.jsonl", "pairs of which one answer is preferred"),

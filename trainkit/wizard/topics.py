@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -337,14 +338,19 @@ def _read_data(view: View, text: str) -> Read:
         return {"data.kind": "dataset", "data.path": folder}, view.meaning("data.kind", "dataset")
     if pattern:
         return {"data.kind": "text", "data.path": folder, "data.include": pattern}, "every file that fits the pattern"
-    try:
-        view.files.read(absolute(text, view.cwd))
-    except IsADirectoryError as error:
-        raise UsageError(f"{text} is a folder", hint=f"name files in it: {text.rstrip('/')}/**/*.txt") from error
-    except OSError:
-        pass  # the planner says what is wrong with a file
     kind = next((kind for ending, kind in DATA_KINDS.items() if text.endswith(ending)), "text")
     kind = "dataset" if ROWS.search(text) else kind
+    try:
+        head = view.files.read(absolute(text, view.cwd))
+        if kind == "text" and view.fine_tunes:  # by a tokenizer; bytes are trained on as they are
+            getincrementaldecoder("utf-8")().decode(head)
+    except IsADirectoryError as error:
+        raise UsageError(f"{text} is a folder", hint=f"name files in it: {text.rstrip('/')}/**/*.txt") from error
+    except UnicodeDecodeError as error:
+        hint = "name rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow), or text in UTF-8"
+        raise UsageError(f"{text} is not UTF-8 text (byte {error.start})", hint=hint) from error
+    except OSError:
+        pass  # the planner says what is wrong with a file
     return {"data.kind": kind, "data.path": text}, view.meaning("data.kind", kind)
 
 
