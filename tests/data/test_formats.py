@@ -170,6 +170,37 @@ def test_an_instruction_has_its_input_behind_it_and_its_system_before_it() -> No
         assert content_of(row_of({**fields, "input": empty, "system": empty}), found, chats=False) == Pair("Add.", "4")
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "expected"),
+    [
+        (("instruction", "output"), {"input": "2+2"}, {"role": "user", "content": "2+2=\n\n2+2"}),
+        (("instruction", "output"), {"system": "Be brief."}, {"role": "system", "content": "Be brief."}),
+        (("conversations",), {"system": "Be brief."}, {"role": "system", "content": "Be brief."}),
+    ],
+)
+def test_what_the_first_row_lacks_is_read_of_later_ones(
+    first: tuple[str, ...], later: Mapping[str, Any], expected: Any
+) -> None:
+    found = recognised(first, {})
+    content = content_of(row_of({**ROWS[found.name][0], **later}), found, chats=True)
+    assert isinstance(content, Chat)
+    assert content.messages[0] == expected
+    assert {*later} <= {*found.sought}
+    with_tools = row_of({"messages": SAID, "tools": [{"name": "f"}]})
+    assert content_of(with_tools, recognised(("messages",), {}), chats=True) == Chat(SAID, [{"name": "f"}])
+    mine = recognised(("instruction", "input"), {"output": "input"})  # which is no input then
+    assert content_of(row_of({"instruction": "2+2=", "input": "4"}), mine, chats=True) == Chat(SAID)
+
+
+def test_labels_that_the_first_row_lacks_are_refused_and_so_is_what_only_a_chat_can_say() -> None:
+    with pytest.raises(TrainingError, match=r"a\.jsonl:3: it has labels, and the first row has none"):
+        content_of(row_of(ROWS["ids"][0]), recognised(("input_ids",), {}), chats=False)
+    for name, more in (("alpaca", {"system": "Be brief."}), ("completion", {"tools": [{"name": "f"}]})):
+        fields = {**ROWS[name][0], **more}
+        with pytest.raises(TrainingError, match=r"a\.jsonl:3: field '(system|tools)' is of a chat"):
+            content_of(row_of(fields), recognised(tuple(fields), {}), chats=False)
+
+
 def test_conversations_speak_in_the_names_of_sharegpt_and_may_hold_messages() -> None:
     found = recognised(("conversations", "system"), {})
     turns = [{"from": who, "value": "x"} for who in ("Human", "gpt", "tool", "bard", "observation", "chatgpt")]

@@ -111,6 +111,13 @@ def test_what_is_wrong_is_named_by_file_and_row(column: str, value: Any, said: s
     assert f"{path}: {said}" in str(caught.value)
 
 
+def test_labels_that_the_first_table_lacks_are_refused(tmp_path: Path) -> None:
+    arrow(tmp_path / "a.arrow", {"input_ids": [[1, 2]] * 20})
+    arrow(tmp_path / "b.arrow", {"input_ids": [[1, 2]] * 20, "labels": [[-100, 2]] * 20})
+    with pytest.raises(TrainingError, match=r"b\.arrow: row 0: it has labels, and the first row has none"):
+        made(tmp_path, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(("value", "shown"), [(1.5, "1.5"), (True, "True"), ("a", "'a'")])
 def test_lists_of_anything_else_are_no_ids(value: Any, shown: str, tmp_path: Path) -> None:
     path = arrow(tmp_path / "a.arrow", {"input_ids": [[value]] * 20})

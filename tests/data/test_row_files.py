@@ -122,6 +122,13 @@ def test_tables_are_read_whole_and_from_any_position(ending: str, tmp_path: Path
     assert (seen(path).form, seen(path).fault) == (None, None), "decided before the ranks start, with pyarrow"
 
 
+def test_a_column_that_a_table_does_not_have_is_read_where_others_have_it(tmp_path: Path) -> None:
+    for ending in ("parquet", "arrow"):
+        for number, more in enumerate(({}, {"system": "Be brief."})):
+            path = table(tmp_path / f"{number}.{ending}", [{"text": "a", "other": 1, **more}])
+            assert [raw.row().fields for raw in rows_of(path, ("text", "system"))] == [{"text": "a", **more}]
+
+
 def test_a_compressed_file_is_told_by_its_first_bytes_whatever_its_name(tmp_path: Path) -> None:
     for number, pack in enumerate(PACKERS.values()):
         assert read(written(tmp_path, f"{number}.jsonl", pack(json_lines(ROWS)))) == ROWS

@@ -92,14 +92,14 @@ class SourceRow(NamedTuple):
 
     def optional_text(self, field: str | None) -> str:
         """The text in a field that need not be there; empty where it is not."""
-        found = self.value(field) if field is not None else None
+        found = self.value(field)
         if found is not None and not isinstance(found, str):
             raise self.wrong(f"field {field!r} is no text but {_kind(found)}")
         return found or ""
 
-    def value(self, field: str) -> Any:
+    def value(self, field: str | None) -> Any:
         """The value of a field; None where it is not there."""
-        found = self._found(field)
+        found = self._found(field) if field is not None else MISSING
         return None if found is MISSING else found
 
     def items(self, field: str) -> Sequence[Any]:
@@ -346,7 +346,7 @@ _IN_PLACE = "mend the file there: each row is an object of fields"
 def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[RawRow]:
     """The rows of a file from a position on, without blank lines. TrainingError names a row that cannot be read.
 
-    columns: of a table, to read no others; all of them if none is named.
+    columns: of a table, to read no others, as far as they are there; all of them if none is named.
     """
     if ending(path) not in TABLES:
         with reading(path), path.open("rb") as file:
@@ -363,7 +363,8 @@ def batches_of(path: Path, columns: Sequence[str], start: ShardPosition = START)
     """
     with _table(path) as (file, schema):
         # A name with a dot that is not a column selects from a mapping.
-        named = columns or schema.names
+        there = [name for name in columns if {name, name.partition(".")[0]}.intersection(schema.names)]
+        named = there or schema.names
         chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in named))
         if ending(path) == ".arrow":
             yield from _of_batches(path, (batch.select(chosen) for batch in file), 0, start)

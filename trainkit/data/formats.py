@@ -126,8 +126,19 @@ class RowFormat:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """The columns that are read of the first row."""
         return tuple(self.columns.values())
+
+    @property
+    def sought(self) -> tuple[str, ...]:
+        """The columns that are read where they are there: also those that the first row lacks."""
+        found = (self.column(part) for part in (*self.format.needs, *self.format.may))
+        return tuple(column for column in found if column is not None)
+
+    def column(self, part: str) -> str | None:
+        """The column of a part. One that need not be there is also taken where the first row does not have it."""
+        by_itself = part in self.format.may and part not in self.columns.values()
+        return self.columns.get(part, part if by_itself else None)
 
     @property
     def described(self) -> str:
@@ -226,29 +237,36 @@ def content_of(row: SourceRow, form: RowFormat, *, chats: bool, prefix: str = ""
     """What a row holds. chats: whether prompts with answers are chats of one turn. TrainingError names the row."""
     columns, name = form.columns, form.name
     if name == "messages":
-        return Chat(_messages(row, columns["messages"]), _tools(row, columns))
+        return Chat(_messages(row, columns["messages"]), _tools(row, form))
     if name == "conversations":
-        return Chat(_conversation(row, columns), _tools(row, columns))
+        return Chat(_conversation(row, form), _tools(row, form))
     if name in ("ids", "labelled_ids"):
         targets = row.ids(columns["labels"]) if "labels" in columns else None
+        if targets is None and row.value(form.column("labels")) is not None:
+            raise row.wrong("it has labels, and the first row has none", "give labels to all rows, or to none")
         return Ready(row.ids(columns["input_ids"]), targets)
     if name in ("text", "label"):
         return Pair("", row.text(columns["text"]))
     system: list[dict[str, str]] = []
+    tools = _tools(row, form)
     if name == "alpaca":
         prompt, answer = row.text(columns["instruction"]), row.text(columns["output"])
-        if more := row.optional_text(columns.get("input")):
+        if more := row.optional_text(form.column("input")):
             prompt = f"{prompt}\n\n{more}"
-        if told := row.optional_text(columns.get("system")):
+        if told := row.optional_text(form.column("system")):
             system = [{"role": "system", "content": told}]
     else:
         first, second = form.format.needs
         if isinstance(row.value(columns[first]), list):  # both are parts of a chat
-            return Chat([*_messages(row, columns[first]), *_messages(row, columns[second])], _tools(row, columns), True)
+            return Chat([*_messages(row, columns[first]), *_messages(row, columns[second])], tools, True)
         prompt, answer = row.text(columns[first]), row.text(columns[second])
     if chats:
         said = [*system, {"role": "user", "content": prefix + prompt}, {"role": "assistant", "content": answer}]
-        return Chat(said, _tools(row, columns))
+        return Chat(said, tools)
+    for part, given in (("system", system), ("tools", tools)):
+        if given:
+            raise row.wrong(f"field {form.column(part)!r} is of a chat, and this becomes a text without a template",
+                            "set data.chat_template, or take it out of the row")  # fmt: skip
     return Pair(prefix + prompt, answer)
 
 
@@ -260,10 +278,10 @@ def _messages(row: SourceRow, column: str) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _conversation(row: SourceRow, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    column = columns["conversations"]
+def _conversation(row: SourceRow, form: RowFormat) -> list[dict[str, Any]]:
+    column = form.columns["conversations"]
     said: list[dict[str, Any]] = []
-    if told := row.optional_text(columns.get("system")):
+    if told := row.optional_text(form.column("system")):
         said.append({"role": "system", "content": told})
     for place, turn in enumerate(row.items(column), start=1):
         if isinstance(turn, dict) and isinstance(turn.get("role"), str):  # the other form under this name
@@ -295,10 +313,10 @@ def _calls(row: SourceRow, column: str, turn: Mapping[str, Any], place: int) -> 
     return [{"type": "function", "function": {key: each[key] for key in ("name", "arguments")}} for each in calls]
 
 
-def _tools(row: SourceRow, columns: Mapping[str, str]) -> Sequence[Any] | None:
+def _tools(row: SourceRow, form: RowFormat) -> Sequence[Any] | None:
     """The tools that a chat may call: a list, or one written as JSON."""
-    column = columns.get("tools")
-    found = row.value(column) if column else None
+    column = form.column("tools")
+    found = row.value(column)
     if found in (None, "", []):
         return None
     if isinstance(found, str):

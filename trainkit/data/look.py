@@ -91,7 +91,7 @@ def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFor
     form = recognised(tuple(rows[0].fields), data.columns, task, where=rows[0].place)
     for row in rows[:ROWS_LOOKED_AT]:
         if not (data.skip_empty and row.blank(form.columns[role] for role in form.format.needs)):
-            content_of(row, form, chats=False)
+            content_of(row, form, chats=True)
     return form, len(rows), whole
 
 

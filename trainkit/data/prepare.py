@@ -537,7 +537,7 @@ def _from_columns(path: Path, number: int, encoder: RowEncoder, behind: int) -> 
 
     Where these are not all sound, rows are read one by one: TrainingError names the one that is not.
     """
-    for row, batch in itertools.islice(batches_of(path, encoder.form.read), behind, None):
+    for row, batch in itertools.islice(batches_of(path, encoder.form.sought), behind, None):
         found = token_ids(batch, encoder.form.columns, skip_empty=encoder.data.skip_empty)
         if found is None:
             yield made_of(Piece(path, START, None, list(values_of(path, batch, 0, row)), number), encoder)
@@ -561,7 +561,7 @@ def _rows(piece: Piece, encoder: RowEncoder) -> Iterator[RawRow]:
     if piece.rows:
         yield from piece.rows
         return
-    for raw in rows_of(piece.path, encoder.form.read, piece.start):
+    for raw in rows_of(piece.path, encoder.form.sought, piece.start):
         if piece.stop is not None and raw.position.row >= piece.stop.row:
             return
         yield raw

@@ -28,7 +28,7 @@ from trainkit.errors import TrainingError
 from trainkit.files import parse_json, remove_tree, try_lock, write_json
 from trainkit.seeds import derived_seed
 
-FORMAT = 3  # of the files; part of the digest
+FORMAT = 4  # of the files; part of the digest
 PATIENCE = 3600.0  # seconds to wait for another process that prepares the same data
 ROUND = 64  # tokens
 _EDGE = 1 << 16  # bytes at either end of an array whose checksum is kept

@@ -35,6 +35,8 @@ def token_ids(batch: Any, columns: Mapping[str, str], *, skip_empty: bool) -> To
         learned = targets[0] != IGNORE_INDEX
         if not np.array_equal(targets[0][learned], ids[learned]):
             return None
+    elif "labels" in {*batch.schema.names} - {*columns.values()}:  # and not in the first row
+        return None
     return TokenIds(ids.astype(np.uint32), learned, sizes)
 
 

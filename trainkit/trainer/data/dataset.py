@@ -220,7 +220,7 @@ def _opened(recipe: Recipe, found: RowFiles, names: tuple[str, ...], seed: int) 
         if len(rows) == data.validation_rows or known in begins:
             continue
         begins[known] = None
-        for raw in rows_of(file, found.form.read):
+        for raw in rows_of(file, found.form.sought):
             if len(rows) == data.validation_rows:
                 begins[known] = raw.position
                 break
@@ -235,7 +235,7 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
     order = opened.seed if data.shuffle_files and len(paths) > 1 else None
     filled = opened.reader.encoder.content_fields if data.skip_empty else ()
     starts = [begins.get(path.resolve(), START) for path in paths]
-    shards = Shards(paths, opened.found.form.read, starts, order, filled)
+    shards = Shards(paths, opened.found.form.sought, starts, order, filled)
     if next(shards.rows(0, START), None) is None:
         for raw in opened.held_out:  # an invalid row is reported first
             raw.row()
