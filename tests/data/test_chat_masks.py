@@ -427,7 +427,21 @@ def test_missing_keys_filled_with_none_change_nothing() -> None:
         ([user("Hi"), {"content": "Hello."}], "message 2 is not a mapping with a role"),
         ([user("Hi"), {"role": 3, "content": "Hello."}], "message 2 is not a mapping with a role"),
         ([user("Hi"), answer("", tool_calls=[{"type": "function"}])], "one of its calls of tools has no name"),
-        ([user("Hi"), {"role": "assistant", "content": 5}], "the chat template fails: TypeError"),
+        ([user("Hi"), {"role": "assistant", "content": 5}], "message 2 has content other than text"),
+        ([{"role": "user", "content": {"a": 1}}, answer("Hello.")], "message 1 has content other than text"),
+        ([{"role": "user", "content": None}, answer("Hello.")], "message 1 of role user has no content"),
+        (
+            [user("Hi"), {"role": "assistant", "value": "Hello."}],
+            "message 2 of role assistant has no content, but value",
+        ),
+        (
+            [user("Hi"), {"role": "assistant", "content": [], "tool_calls": []}],
+            "message 2 of role assistant has no content, but tool_calls",
+        ),
+        (
+            [user("Hi"), {"role": "assistant", "content": None, "function_call": {}}],
+            "has no content, but function_call",
+        ),
     ],
 )
 def test_what_is_no_chat_to_learn_from_is_refused(chat: Any, message: str) -> None:

@@ -195,9 +195,13 @@ def test_what_the_first_row_lacks_is_read_of_later_ones(
 def test_labels_that_the_first_row_lacks_are_refused_and_so_is_what_only_a_chat_can_say() -> None:
     with pytest.raises(TrainingError, match=r"a\.jsonl:3: it has labels, and the first row has none"):
         content_of(row_of(ROWS["ids"][0]), recognised(("input_ids",), {}), chats=False)
-    for name, more in (("alpaca", {"system": "Be brief."}), ("completion", {"tools": [{"name": "f"}]})):
+    for name, more in (
+        ("alpaca", {"system": "Be brief."}),
+        ("completion", {"tools": [{"name": "f"}]}),
+        ("completion", {"prompt": SAID[:1], "completion": SAID[1:]}),
+    ):
         fields = {**ROWS[name][0], **more}
-        with pytest.raises(TrainingError, match=r"a\.jsonl:3: field '(system|tools)' is of a chat"):
+        with pytest.raises(TrainingError, match=rf"a\.jsonl:3: field '{next(iter(more))}' is of a chat"):
             content_of(row_of(fields), recognised(tuple(fields), {}), chats=False)
 
 
@@ -294,6 +298,9 @@ def test_a_list_may_be_a_text_in_json_and_labels_in_cells_are_numbers() -> None:
         ({"messages": "Hi"}, "field 'messages' is no list but a text"),
         ({"messages": [{"content": "Hi"}]}, "field 'messages' is not a chat: message 1 is no {role, content}"),
         ({"messages": ["Hi"]}, "field 'messages' is not a chat: message 1"),
+        ({"messages": TURNS}, "field 'messages' is not a chat: message 1 is no {role, content}"),
+        ({"messages": [*SAID, {"role": "Assistant", "content": "4"}]}, "field 'messages': message 3 is of role 'Ass"),
+        ({"messages": [SAID[0], {"role": "gpt", "content": "4"}]}, "field 'messages': message 2 is of role 'gpt'"),
         ({}, "field 'messages' is missing"),
     ],
 )
@@ -301,6 +308,15 @@ def test_a_row_of_no_chat_is_named(fields: dict[str, Any], message: str) -> None
     with pytest.raises(TrainingError) as caught:
         content_of(row_of(fields), recognised(("messages",), {}), chats=True)
     assert f"data.path: a.jsonl:3: {message}" in str(caught.value)
+
+
+def test_turns_of_sharegpt_under_the_other_name_are_shown_the_way() -> None:
+    with pytest.raises(TrainingError) as caught:
+        content_of(row_of({"messages": TURNS}), recognised(("messages",), {}), chats=True)
+    pasted = caught.value.diagnostics[0].hint.partition("data.columns: ")[2]
+    assert pasted == "{conversations: messages}"
+    found = recognised(("messages",), {"conversations": "messages"})
+    assert content_of(row_of({"messages": TURNS}), found, chats=True) == Chat(SAID)
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,15 @@ def test_a_plan_names_the_row_among_the_first_that_cannot_be_learned_from(tmp_pa
     what, hint = seen(other).fault
     assert "b.jsonl:1 has question, answer; expected messages" in what
     assert "data.columns: {prompt: question, completion: answer}" in hint
+    asked = {"role": "user", "content": "2+2="}
+    for chat, said in (
+        ([asked], "c.jsonl:1: it has no message of role assistant to learn from, but of user"),
+        (
+            [asked, {"role": "assistant", "text": "4"}],
+            "c.jsonl:1: message 2 of role assistant has no content, but text",
+        ),
+    ):
+        assert said in seen(written(tmp_path, "c.jsonl", json_lines([{"messages": chat}]))).fault[0]
 
 
 def test_a_folder_has_its_splits_by_names_in_one_format_alone(tmp_path: Path) -> None:

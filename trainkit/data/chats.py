@@ -32,6 +32,8 @@ _OPEN, _CLOSE = (f"\ufdd0{os.urandom(8).hex()}{side}" for side in "()")
 LEARNED = ("weight", "train", "loss")
 # Where messages keep their reasoning; templates read the first, or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# What a message may say in place of a content.
+_SAID = ("tool_calls", "tool_responses", *_REASONING)
 
 NO_STOP = "no special token ends an answer: the model does not learn to stop"
 UNMARKED_STOP = (
@@ -139,10 +141,7 @@ class ChatTemplate:
         if tools and not self._shows_tools:
             self._remark(UNUSED_TOOLS)
         chat = _checked(messages)
-        answers = [place for place, message in enumerate(chat) if message["role"] == "assistant"]
-        if not answers:
-            roles = join_names(list(dict.fromkeys(message["role"] for message in chat)))
-            raise ChatError(f"it has no message of role assistant to learn from, but of {roles or 'nobody'}")
+        answers = _answers(chat)
         skipped = [place for place in answers if not _is_learned(messages[place], place + 1)]
         if any(not _says(chat[place]) for place in answers if place not in skipped):
             self._remark(EMPTY_ANSWER)
@@ -334,6 +333,20 @@ def learned_mask(offsets: Sequence[tuple[int, int]], learned: Sequence[tuple[int
     return bytes(mask)
 
 
+def require_answer(messages: Sequence[Mapping[str, Any]]) -> None:
+    """ChatError for a chat that no template can make learnable."""
+    _answers(_checked(messages))
+
+
+def _answers(chat: Sequence[Message]) -> list[int]:
+    """The places of the assistant's messages."""
+    answers = [place for place, message in enumerate(chat) if message["role"] == "assistant"]
+    if not answers:
+        roles = join_names(list(dict.fromkeys(message["role"] for message in chat)))
+        raise ChatError(f"it has no message of role assistant to learn from, but of {roles or 'nobody'}")
+    return answers
+
+
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages without keys that are None, with their reasoning under the names that templates read."""
     chat = []
@@ -342,9 +355,15 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
             raise ChatError(f"message {number} is not a mapping with a role")
         # `datasets` fills missing keys with None, which templates would print.
         kept = {name: value for name, value in message.items() if value is not None and name not in LEARNED}
-        for part in kept["content"] if isinstance(kept.get("content"), list) else ():
+        content = kept.get("content", "")
+        for part in content if isinstance(content, list) else ():
             if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
                 raise ChatError(f"message {number} has content other than text")
+        if not isinstance(content, str | list):
+            raise ChatError(f"message {number} has content other than text")
+        if kept.get("content", []) == [] and not any(kept.get(name) for name in _SAID):
+            others = join_names([name for name in kept if name not in ("role", "content")])
+            raise ChatError(f"message {number} of role {kept['role']} has no content{others and f', but {others}'}")
         reasoning = next((kept[name] for name in _REASONING if name in kept), None)
         chat.append(kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning})
     return chat

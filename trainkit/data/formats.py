@@ -258,6 +258,8 @@ def content_of(row: SourceRow, form: RowFormat, *, chats: bool, prefix: str = ""
     else:
         first, second = form.format.needs
         if isinstance(row.value(columns[first]), list):  # both are parts of a chat
+            if not chats:
+                raise row.wrong(f"field {columns[first]!r} {_OF_CHATS}", _WITHOUT)
             return Chat([*_messages(row, columns[first]), *_messages(row, columns[second])], tools, True)
         prompt, answer = row.text(columns[first]), row.text(columns[second])
     if chats:
@@ -265,17 +267,30 @@ def content_of(row: SourceRow, form: RowFormat, *, chats: bool, prefix: str = ""
         return Chat(said, tools)
     for part, given in (("system", system), ("tools", tools)):
         if given:
-            raise row.wrong(f"field {form.column(part)!r} is of a chat, and this becomes a text without a template",
-                            "set data.chat_template, or take it out of the row")  # fmt: skip
+            raise row.wrong(f"field {form.column(part)!r} {_OF_CHATS}", _WITHOUT)
     return Pair(prefix + prompt, answer)
+
+
+_OF_CHATS = "is of a chat, and this row becomes a text without a template"
+_WITHOUT = "write texts alone, or train it as chats: model.task causal_lm, and data.chat_template"
 
 
 def _messages(row: SourceRow, column: str) -> Sequence[Mapping[str, Any]]:
     found = row.items(column)
     for place, message in enumerate(found, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise row.wrong(f"field {column!r} is not a chat: message {place} is no {{role, content}}")
+            turns = isinstance(message, dict) and "from" in message
+            hint = f"for turns of {{from, value}}: data.columns: {{conversations: {column}}}" if turns else ""
+            raise row.wrong(f"field {column!r} is not a chat: message {place} is no {{role, content}}", hint)
+        _require_known_answer(row, column, place, message["role"])
     return found
+
+
+def _require_known_answer(row: SourceRow, column: str, place: int, role: str) -> None:
+    """TrainingError for an answer by another name, which templates would write and nothing would learn."""
+    if role != "assistant" and SPEAKERS.get(role.lower()) == "assistant":
+        what = f"field {column!r}: message {place} is of role {role!r}, and only those of role 'assistant' are learned"
+        raise row.wrong(what, "write 'assistant', or turns of {from, value} in a column conversations")
 
 
 def _conversation(row: SourceRow, form: RowFormat) -> list[dict[str, Any]]:
@@ -285,6 +300,7 @@ def _conversation(row: SourceRow, form: RowFormat) -> list[dict[str, Any]]:
         said.append({"role": "system", "content": told})
     for place, turn in enumerate(row.items(column), start=1):
         if isinstance(turn, dict) and isinstance(turn.get("role"), str):  # the other form under this name
+            _require_known_answer(row, column, place, turn["role"])
             said.append(turn)
             continue
         if not isinstance(turn, dict) or not isinstance(turn.get("from"), str) or "value" not in turn:

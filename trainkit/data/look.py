@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainkit.data.chats import ChatError, require_answer
 from trainkit.data.files import HEAD, TABLES, check_shard, chosen_files, ending, head_rows, json_of
-from trainkit.data.formats import FORMATS, RowFormat, content_of, recognised
+from trainkit.data.formats import FORMATS, Chat, RowFormat, content_of, recognised
 from trainkit.data.seen import SeenData, SeenModel, SeenTokenizer
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder
@@ -91,7 +92,12 @@ def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFor
     form = recognised(tuple(rows[0].fields), data.columns, task, where=rows[0].place)
     for row in rows[:ROWS_LOOKED_AT]:
         if not (data.skip_empty and row.blank(form.columns[role] for role in form.format.needs)):
-            content_of(row, form, chats=True)
+            content = content_of(row, form, chats=True)
+            if isinstance(content, Chat):
+                try:
+                    require_answer(content.messages)
+                except ChatError as error:
+                    raise row.wrong(str(error)) from error
     return form, len(rows), whole
 
 
