@@ -286,6 +286,8 @@ def test_a_list_may_be_a_text_in_json_and_labels_in_cells_are_numbers() -> None:
         with pytest.raises(TrainingError, match="field 'messages' is no list but a text"):
             content_of(row_of({"messages": "Hi"}, cells=cells), found, chats=True)
     assert row_of({"label": " 12"}, cells=True).label("label") == 12
+    with pytest.raises(TrainingError, match="field 'label' has label -1, and labels begin at 0"):
+        row_of({"label": "-1"}, cells=True).label("label")
     assert row_of({"label": "12"}).label("label") == "12"
     assert row_of({"label": "good"}, cells=True).label("label") == "good"
 

@@ -381,6 +381,20 @@ def test_a_row_that_cannot_be_learned_from_ends_a_parallel_preparation_with_its_
         made(path)
 
 
+@pytest.mark.parametrize("ending", ["arrow", "parquet"])
+def test_what_is_wrong_in_a_column_that_is_not_read_does_not_matter(ending: str, home: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    beyond = pyarrow.array([2**50] * 9, pyarrow.timestamp("ms"))  # no calendar of Python has it
+    table = pyarrow.table({"text": [f"text {number}" for number in range(9)], "when": beyond})
+    path = tmp_path / f"a.{ending}"
+    if ending == "arrow":
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    assert made(path).tokens.meta["rows"] == 9
+
+
 @pytest.mark.parametrize("form", ["text", "messages"])
 def test_half_of_a_character_is_named_where_a_tokenizer_would_fail(form: str, home: Path, tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path / "words")

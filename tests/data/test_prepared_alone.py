@@ -59,7 +59,7 @@ def test_what_is_taken_is_bit_equal_to_a_build_in_one_go(
     prepare_files(asked, [[*files, held][number] for number in alone])
     read: list[Path] = []
     inner = module.pieces_of
-    monkeypatch.setattr(module, "pieces_of", lambda path: read.append(path) or inner(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(module, "pieces_of", lambda path, columns: read.append(path) or inner(path, columns))  # type: ignore[func-returns-value]
     found = contents(prepare(asked, tmp_path)[0].tokens.folder)
     assert read == [each for number, each in enumerate([*files, held]) if number not in alone]
     assert found == in_one_go(tmp_path, files, validation_path=str(held))

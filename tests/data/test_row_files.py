@@ -122,6 +122,16 @@ def test_tables_are_read_whole_and_from_any_position(ending: str, tmp_path: Path
     assert (seen(path).form, seen(path).fault) == (None, None), "decided before the ranks start, with pyarrow"
 
 
+def test_an_arrow_file_for_random_access_is_read_as_a_stream_is(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    whole = pyarrow.Table.from_pylist(ROWS)
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", whole.schema) as writer:
+        writer.write_table(whole, max_chunksize=70)
+    assert read(tmp_path / "a.arrow") == ROWS
+    assert read(tmp_path / "a.arrow", ShardPosition(0, 128)) == ROWS[128:]
+    assert columns_of(tmp_path / "a.arrow") == ("text", "label")
+
+
 def test_a_column_that_a_table_does_not_have_is_read_where_others_have_it(tmp_path: Path) -> None:
     for ending in ("parquet", "arrow"):
         for number, more in enumerate(({}, {"system": "Be brief."})):
@@ -140,7 +150,7 @@ def test_byte_order_marks_windows_lines_and_empty_lines_are_no_part_of_rows(tmp_
         content = write(rows).replace(b"\r\n", b"\n")
         marked = written(tmp_path, f"marked.{ending}", b"\xef\xbb\xbf" + content)
         windows = written(tmp_path, f"windows.{ending}", content.replace(b"\n", b"\r\n"))
-        empty = written(tmp_path, f"empty.{ending}", content.replace(b"\n", b"\n\n"))
+        empty = written(tmp_path, f"empty.{ending}", b"\n" + content.replace(b"\n", b"\n\n"))
         unended = written(tmp_path, f"unended.{ending}", content.rstrip(b"\n"))
         for path in (marked, windows, empty, unended):
             assert read(path) == rows, path.name
@@ -168,7 +178,9 @@ def test_the_delimiter_of_cells_is_the_one_of_their_head(delimiter: str, tmp_pat
         ("a.csv", b'text,label\n"a,0\nb,1\n', r"a\.csv:3: unexpected end of data"),
         ("a.csv", b"text,text\na,0\n", r"a\.csv: its first line must name the columns, each once: text, text"),
         ("a.csv", b"text,\na,0\n", r"must name the columns"),
-        ("a.csv", b"text,label\n\xff,0\n", r"a\.csv is not UTF-8 text"),
+        ("a.csv", b"text,label\na,0\n\xff,0\n", r"a\.csv:3 is not UTF-8 text"),
+        ("a.csv", b"t\xffxt,label\na,0\n", r"a\.csv:1 is not UTF-8 text"),
+        ("a.csv", b"\n\ntext,label\na,0\nb\n", r"a\.csv:5: 1 cells"),
         ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), r"a\.jsonl is text in UTF-16"),
         ("a.csv", "text,label\na,0\n".encode("utf-16"), r"a\.csv is text in UTF-16"),
         ("a.jsonl", b"PAR1" + bytes(20), r"a\.jsonl is a parquet file"),
@@ -182,7 +194,13 @@ def test_the_delimiter_of_cells_is_the_one_of_their_head(delimiter: str, tmp_pat
         ("a.json", b'[{"text": "a"} {"text": "b"}]', r"goes on with no comma, behind row 0"),
         ("a.json", b'[{"text": "a"}, ', r"a\.json: row 1 is not JSON"),
         ("a.json", b'[{"text": "a"}, 7]', r"a\.json: row 1 is not a JSON object"),
-        ("a.json", b'[{"text": "\xff"}]', r"a\.json is not UTF-8 text"),
+        ("a.json", b'[{"text": "a"},\n{"text": "\xff"}]', r"a\.json:2 is not UTF-8 text"),
+        (
+            "a.json",
+            b'[{"text": "a"}]\n[{"text": "b"}]\n',
+            r"a\.json goes on behind its list of rows, which ends with row 0",
+        ),
+        ("a.json", b'[{"text": "a"}] and more', r"a\.json goes on behind its list"),
         ("a.parquet", b"PAR1 and no more", r"a\.parquet is not a valid parquet file"),
         ("a.arrow", b"nothing", r"a\.arrow is not a valid Arrow file"),
     ],

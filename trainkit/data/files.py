@@ -109,8 +109,8 @@ class SourceRow(NamedTuple):
     def label(self, field: str) -> int | str:
         """The label in a field: a number from 0 on, or a name. TrainingError if there is none."""
         found = self._given(field, object)
-        if self.cells and isinstance(found, str) and found.strip().isdecimal():
-            return int(found)
+        if self.cells and isinstance(found, str) and found.strip().removeprefix("-").isdecimal():
+            found = int(found)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
             raise self.wrong(f"field {field!r} is not a label: expected a whole number or a name, not {found!r}")
         if isinstance(found, int) and found < 0:
@@ -367,7 +367,8 @@ def batches_of(path: Path, columns: Sequence[str], start: ShardPosition = START)
         named = there or schema.names
         chosen = list(dict.fromkeys(name if name in schema.names else name.partition(".")[0] for name in named))
         if ending(path) == ".arrow":
-            yield from _of_batches(path, (batch.select(chosen) for batch in file), 0, start)
+            every = file if hasattr(file, "__iter__") else map(file.get_batch, range(file.num_record_batches))
+            yield from _of_batches(path, (batch.select(chosen) for batch in every), 0, start)
             return
         first = 0  # number of the row within its group
         for group in range(file.metadata.num_row_groups):
@@ -464,16 +465,22 @@ class _ZstdReader(io.RawIOBase):
 
 def _array_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: bool) -> Iterator[RawRow]:
     """The objects of a JSON array, one after the other. whole: whether an end in the middle is an error."""
+    content = file.read()
     try:
-        text = file.read().decode("utf-8-sig", "strict" if whole else "replace")
+        text = content.decode("utf-8-sig", "strict" if whole else "replace")
     except UnicodeDecodeError as error:
-        raise TrainingError(f"data.path: {path} is not UTF-8 text (byte {error.start})") from error
+        raise _no_utf8(path, content.count(b"\n", 0, error.start) + 1) from error
     decoder, place, row = json.JSONDecoder(), text.index("[") + 1, 0
     space = " \t\r\n"
     while True:
         while place < len(text) and text[place] in space:
             place += 1
         if text[place : place + 1] == "]":
+            if whole and text[place + 1 :].strip():
+                what = f"data.path: {path} goes on behind its list of rows, which ends with row {row - 1}"
+                raise TrainingError(
+                    what, hint="put all rows into one list, or each on a line of its own without a list"
+                )
             return
         try:
             found, place = decoder.raw_decode(text, place)
@@ -502,9 +509,12 @@ def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: bool
     whole: whether an end within quotes is an error.
     """
     csv.field_size_limit(1 << 30)
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
     try:
-        first = text.readline()
+        first, above = text.readline(), 1
+        while first.isspace():
+            first, above = text.readline(), above + 1
+        _require_utf8(path, above, first)
         delimiter = max(_DELIMITERS, key=first.count)
         names = next(csv.reader([first], delimiter=delimiter), [])
         if len({*names}) < len(names) or "" in names:
@@ -514,19 +524,31 @@ def _cell_rows(path: Path, file: IO[bytes], start: ShardPosition, *, whole: bool
         for cells in reader:
             if not cells:
                 continue
-            line = reader.line_num + 1
+            line = reader.line_num + above
+            _require_utf8(path, line, "".join(cells))
             if len(cells) != len(names):
                 what = f"data.path: {path}:{line}: {len(cells)} cells, and its first line names {len(names)} columns"
                 raise TrainingError(what, hint="put texts with delimiters or line breaks into quotes")
             if row >= start.row:
                 yield RawRow(path, ShardPosition(start.shard, row), dict(zip(names, cells, strict=True)), line, True)
             row += 1
-    except UnicodeDecodeError as error:
-        raise TrainingError(f"data.path: {path} is not UTF-8 text (byte {error.start})") from error
     except csv.Error as error:
         if not whole:
             return
-        raise TrainingError(f"data.path: {path}:{reader.line_num + 1}: {error}", hint="check its quotes") from error
+        raise TrainingError(f"data.path: {path}:{reader.line_num + above}: {error}", hint="check its quotes") from error
+
+
+def _require_utf8(path: Path, line: int, text: str) -> None:
+    """TrainingError for a text with bytes that are not UTF-8, which `surrogateescape` has kept."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _no_utf8(path, line) from error
+
+
+def _no_utf8(path: Path, line: int) -> TrainingError:
+    hint = "write the file in UTF-8; one of Windows with iconv -f WINDOWS-1252 -t UTF-8"
+    return TrainingError(f"data.path: {path}:{line} is not UTF-8 text", hint=hint)
 
 
 def _of_batches(path: Path, batches: Iterator[Any], row: int, start: ShardPosition) -> Iterator[tuple[int, Any]]:
@@ -577,7 +599,10 @@ def _table(path: Path) -> Iterator[tuple[Any, Any]]:
             file = pyarrow.parquet.ParquetFile(path, **sparing, page_checksum_verification=True)
             schema = file.schema_arrow
         else:
-            file = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            mapped = pyarrow.memory_map(str(path))
+            random_access = mapped.read(6) == b"ARROW1"  # as pandas and Polars write it; `datasets` writes streams
+            mapped.seek(0)
+            file = (pyarrow.ipc.open_file if random_access else pyarrow.ipc.open_stream)(mapped)
             schema = file.schema
     except Exception as error:  # Arrow raises any exception for damaged data
         kind = "parquet" if ending(path) == ".parquet" else "Arrow"

@@ -456,8 +456,8 @@ class Made:
     file: int = 0
 
 
-def pieces_of(path: Path) -> Iterator[Piece]:
-    """The parts of a file, in order."""
+def pieces_of(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
+    """The parts of a file, in order. columns: as of :func:`rows_of`, for rows that are read here."""
     if ending(path) == ".parquet":
         import pyarrow.parquet
 
@@ -473,7 +473,7 @@ def pieces_of(path: Path) -> Iterator[Piece]:
         yield from _lines_of(path)
         return
     waiting: list[RawRow] = []
-    for raw in rows_of(path, ()):
+    for raw in rows_of(path, columns):
         waiting.append(raw)
         if len(waiting) == BATCH:
             yield Piece(path, waiting[0].position, None, waiting)
@@ -660,8 +660,9 @@ def _build(
 
     def of_files(numbers: Iterable[int]) -> Iterator[Piece]:
         for number in numbers:
-            pieces = itertools.islice(pieces_of(files[number]), behind if number == first else 0, None)
-            yield from (replace(piece, file=number) for piece in pieces)
+            pieces = pieces_of(files[number], encoder.form.sought)
+            left = itertools.islice(pieces, behind if number == first else 0, None)
+            yield from (replace(piece, file=number) for piece in left)
 
     def way_of(each: tuple[int, Tokens | None]) -> str:
         if each[1] is not None:
