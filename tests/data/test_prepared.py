@@ -26,7 +26,7 @@ from trainkit.data import prepare as preparing
 from trainkit.data.encode import RowEncoder
 from trainkit.data.prepare import Made, Piece, prepare, prepared_already
 from trainkit.data.prepared import Prepared
-from trainkit.data.report import described, remarks
+from trainkit.data.report import as_json, described, page, remarks
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.dataset import open_source
@@ -473,6 +473,27 @@ def test_a_sorted_file_gives_both_sides_of_both_classes_and_a_missing_class_is_w
     _, [warned] = told(path, model)
     assert warned.startswith("no row with label good is left to ")
     assert "data.validation_path" in warned
+    lines(path, [{**row, "label": 1990 + number % 3} for number, row in enumerate(rows)])
+    [warned] = told(path, model, validation_fraction=0.2)[1]
+    assert warned.startswith("no row with label 0, 1, 2, 3, 4, 5, 6, 7 and 1982 more is left to train on: ")
+
+
+def test_the_label_of_a_text_is_shown_as_what_is_learned(home: Path, tmp_path: Path) -> None:
+    model = {"kind": "hf", "architecture": "bert", "task": "sequence_classification"}
+    for labels, shown in ((("bad", "good"), "bad"), ((0, 1), "0")):
+        rows = [{"text": f"text {number}", "label": labels[number % 2]} for number in range(40)]
+        recipe = recipe_for(lines(tmp_path / "a.jsonl", rows), model)
+        prepared, found, encoder, names = prepare(recipe, Path("/nowhere"), os.environ)
+        assert f"text 0 ⟦{shown}⟧" in page(prepared, found.files, encoder, names, 1, colour=False)
+        assert as_json(prepared, found.files, encoder, names, 1)["texts"] == [[("text 0 ", False), (shown, True)]]
+
+
+def test_answers_that_are_all_of_weight_0_are_not_called_too_long(home: Path, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.", "weight": 0}]
+    path = lines(tmp_path / "a.jsonl", [{"messages": chat}] * 4)
+    with pytest.raises(TrainingError, match="nothing is left to train on") as caught:
+        made(path, tokenizer=str(save_tokenizer(tmp_path / "tokenizer")))
+    assert caught.value.diagnostics[0].hint == "give at least one answer a weight of 1"
 
 
 def test_rows_that_are_nearly_all_equal_are_on_both_sides_and_that_is_said(home: Path, tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ def test_labels_by_name_are_numbered_in_order_and_said(tmp_path: Path) -> None:
     [
         ({"text": "b", "mood": "so-so"}, r"a\.jsonl:2: label 'so-so' is not in data.labels: pos, neg"),
         ({"text": "b", "mood": -1}, r"a\.jsonl:2: field 'mood' has label -1"),
+        (
+            {"text": "b", "mood": 10**25},
+            r"a\.jsonl:2: field 'mood' has label 1000000+, and no label is above 1,048,575",
+        ),
         ({"text": "b", "mood": 0.5}, r"a\.jsonl:2: field 'mood' is not a label"),
         ({"text": "b", "mood": None}, r"a\.jsonl:2: field 'mood' is not a label"),
         ({"text": "b"}, r"a\.jsonl:2: field 'mood' is missing"),
@@ -207,6 +211,14 @@ def test_labels_and_padding_must_be_those_of_the_model(
     with pytest.raises(TrainingError, match=message) as caught:
         parts_of(make_settings(data=data, model={**BERT, "config": {**TINY, **config}}))
     assert re.search(hint, caught.value.diagnostics[0].hint)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_number_beyond_the_names_of_the_labels_is_refused(streaming: bool, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", moods(("a", 1), ("b", 2), ("c", 0), ("d", 1)))
+    settings = {"streaming": True, "validation_rows": 2} if streaming else {}
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: label 2 is not in data.labels: pos, neg"):
+        labelled(path, labels=["pos", "neg"], **settings)
 
 
 def test_a_saved_data_set_gives_texts_with_its_own_validation_split(tmp_path: Path) -> None:

@@ -150,8 +150,10 @@ def test_what_is_too_long_is_cut_and_said_and_targets_keep_their_end(
     assert [row[row != -100][-1] for row in labels] == [NAMES.index("<|end|>")] * 4
     assert source.train[[0]].inputs["input_ids"].shape == (1, 8)
     assert source.facts["cut"] not in (0, "")
-    assert f"({source.facts['cut']} cut at 8 tokens)" in source.description
-    assert any("of the texts is cut at data.sequence_length 8" in each for each in source.remarks)
+    assert f"({source.facts['cut']} cut at 8 tokens, or a target at 3)" in source.description
+    [remark] = [each for each in source.remarks if "of the texts is cut at data.sequence_length 8, or a tar" in each]
+    assert "the longest has " in remark
+    assert ", the longest target " in remark
 
 
 def test_a_micro_batch_is_tried_with_samples_as_long_as_any_may_be(

@@ -34,6 +34,7 @@ CELLS = (".csv", ".tsv")  # whose values are all texts
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _DELIMITERS = ",;\t|"
 HEAD = 1 << 18  # bytes of a file that a plan looks at
+MOST_LABELS = 1 << 20  # the class of each label has weights, up to the highest
 MISSING = object()
 _NOTHING: tuple[Any, ...] = (None, "", [])
 _READ = 128  # rows at a time: all their columns are held in memory
@@ -113,8 +114,9 @@ class SourceRow(NamedTuple):
             found = int(found)
         if isinstance(found, bool) or not isinstance(found, int | str) or found == "":
             raise self.wrong(f"field {field!r} is not a label: expected a whole number or a name, not {found!r}")
-        if isinstance(found, int) and found < 0:
-            raise self.wrong(f"field {field!r} has label {found}, and labels begin at 0")
+        if isinstance(found, int) and not 0 <= found < MOST_LABELS:
+            limit = "labels begin at 0" if found < 0 else f"no label is above {MOST_LABELS - 1:,}"
+            raise self.wrong(f"field {field!r} has label {found}, and {limit}")
         return found
 
     def ids(self, field: str) -> Sequence[int]:

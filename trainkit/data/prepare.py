@@ -315,7 +315,10 @@ def _require_both(prepared: Prepared, found: RowFiles) -> None:
         what = f"data.path: nothing is left to {side} on: {rows:,} {'row' if rows == 1 else 'rows'} in {found.files[0]}"
         if part.without:
             what += f", {part.without:,} of them with nothing to learn within {view.sequence_length} tokens"
-            raise TrainingError(what, hint="raise data.sequence_length: the prompts fill it")
+            hint = "give at least one answer a weight of 1"
+            if view.lengths.longest > view.sequence_length:
+                hint = "raise data.sequence_length: the prompts fill it"
+            raise TrainingError(what, hint=hint)
         raise TrainingError(what, hint="provide more rows: at least one to train on and one to evaluate on")
 
 
@@ -329,11 +332,14 @@ def _numbered(tokens: Tokens, encoder: RowEncoder, found: RowFiles) -> tuple[tup
     numbers = next(((label, place) for label, place in kept if isinstance(label, int)), None)
     if words is not None and numbers is not None:
         what = f"label {numbers[0]} is a number, but the label of {words} is a name"
-        raise TrainingError(f"data.path: {numbers[1]}: {what}")
+        raise TrainingError(f"data.path: {numbers[1]}: {what}", hint="write all labels as numbers, or all as names")
     names, known = known_labels([label for label, _ in kept], asked)
     for label, place in kept:
-        if label not in known:
-            raise TrainingError(f"data.path: {place}: label {label!r} is not in data.labels: {', '.join(names)}")
+        if label not in known or (names and known[label] >= len(names)):
+            what = f"label {label!r} is not in data.labels: {', '.join(names)}"
+            raise TrainingError(
+                f"data.path: {place}: {what}", hint="name all labels there, in the order of their numbers"
+            )
     return names, np.array([known[label] for label, _ in kept], dtype=np.int64)[tokens.label_of_row]
 
 

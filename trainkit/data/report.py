@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.data.encode import RowEncoder
 from trainkit.data.formats import CAUSAL
-from trainkit.data.prepared import Prepared
+from trainkit.data.prepared import Prepared, View
 from trainkit.text import join_names, pluralize, strip_control, table
 
 MANY = 0.01  # share of the texts, above which it is a warning that they are cut or left out
@@ -28,7 +28,9 @@ def described(prepared: Prepared, encoder: RowEncoder, names: Sequence[str]) -> 
     if names:
         text += f" with {len(names)} labels ({join_names([f'{number} {name}' for number, name in enumerate(names)])})"
     notes = [
-        f"{train.cut + validation.cut:,} cut at {view.sequence_length} tokens" if train.cut + validation.cut else "",
+        f"{cut:,} cut at {view.sequence_length} tokens{_of_targets(view)}"
+        if (cut := train.cut + validation.cut)
+        else "",
         f"{train.pieces + validation.pieces:,} in pieces" if train.pieces + validation.pieces else "",
         f"{train.without + validation.without:,} left out: nothing to learn within {view.sequence_length} tokens"
         if train.without + validation.without
@@ -38,27 +40,41 @@ def described(prepared: Prepared, encoder: RowEncoder, names: Sequence[str]) -> 
     return text + "".join(f" ({note})" for note in notes if note)
 
 
+def _of_targets(view: View) -> str:
+    """Where targets are cut, if elsewhere than sources."""
+    return "" if view.target_length in (None, view.sequence_length) else f", or a target at {view.target_length}"
+
+
 def remarks(prepared: Prepared, encoder: RowEncoder, names: Sequence[str]) -> list[str]:
     """What of the data a person should know before the training: losses above 1 %, missing classes, equal rows."""
     view, found = prepared.view, list[str]()
     texts = max(1, int(prepared.tokens.meta["arrays"]["starts"]["shape"][0]) - 1)
     for count, what in (
-        (view.train.cut + view.validation.cut, f"is cut at data.sequence_length {view.sequence_length}"),
+        (
+            view.train.cut + view.validation.cut,
+            f"is cut at data.sequence_length {view.sequence_length}{_of_targets(view)}",
+        ),
         (
             view.train.without + view.validation.without,
             f"is left out, for it has nothing to learn within data.sequence_length {view.sequence_length}",
         ),
     ):
         if count > MANY * texts:
-            longest = view.lengths.longest
-            found.append(f"{count / texts:.1%} of the texts {what}: the longest has {longest:,} tokens")
-    for number, (trains, evaluates) in enumerate(view.labels):
-        name = names[number] if number < len(names) else str(number)
-        if not trains or not evaluates:
-            side = "to train on" if not trains else "to evaluate on"
-            found.append(f"no row with label {name} is left {side}: provide more rows, or data.validation_path")
+            longest = f"the longest has {view.lengths.longest:,} tokens"
+            longest += f", the longest target {view.targets.longest:,}" if view.targets else ""
+            found.append(f"{count / texts:.1%} of the texts {what}: {longest}")
+    called = [names[number] if number < len(names) else str(number) for number in range(len(view.labels))]
+    lacking = {
+        "to train on": [name for name, (trains, _) in zip(called, view.labels, strict=True) if not trains],
+        "to evaluate on": [name for name, (trains, n) in zip(called, view.labels, strict=True) if trains and not n],
+    }
+    for side, missing in lacking.items():
+        if missing:
+            each = join_names(missing)
+            found.append(f"no row with label {each} is left {side}: provide more rows, or data.validation_path")
     if view.equal_rows:
-        found.append(f"{pluralize(view.equal_rows, 'row')} to evaluate on have an equal row that is trained on")
+        have = "has" if view.equal_rows == 1 else "have"
+        found.append(f"{pluralize(view.equal_rows, 'row')} to evaluate on {have} an equal row that is trained on")
     return [*found, *prepared.tokens.meta["remarks"]]
 
 
@@ -83,7 +99,7 @@ def page(
     parts = [table(facts).rstrip("\n"), *(["\n".join(_histogram(prepared))] if view.lengths.longest else [])]
     parts += ["\n".join(f"warning: {each}" for each in remarks(prepared, encoder, names))]
     marks = LEARNED if colour else PLAIN
-    for number, text in enumerate(_shown(prepared, encoder, rows, marks), start=1):
+    for number, text in enumerate(_shown(prepared, encoder, names, rows, marks), start=1):
         head = f"Text {number} of those to train on, with what is learned {'in green' if colour else 'in brackets'}:"
         parts.append(f"{head if number == 1 else f'Text {number}:'}\n{text}")
     return "\n\n".join(part for part in parts if part)
@@ -104,7 +120,7 @@ def as_json(
         "folder": str(prepared.tokens.folder),
         "view": asdict(view),
         "warnings": remarks(prepared, encoder, names),
-        "texts": [list(_pieces(prepared, encoder, number)) for number in range(min(rows, view.train.samples))],
+        "texts": [list(_pieces(prepared, encoder, names, number)) for number in range(min(rows, view.train.samples))],
     }
 
 
@@ -143,20 +159,27 @@ def _histogram(prepared: Prepared) -> Iterator[str]:
         yield f"  {bound:>{width},} {bar} {count:,}{limit}"
 
 
-def _shown(prepared: Prepared, encoder: RowEncoder, rows: int, marks: tuple[str, str]) -> Iterator[str]:
+def _shown(
+    prepared: Prepared, encoder: RowEncoder, names: Sequence[str], rows: int, marks: tuple[str, str]
+) -> Iterator[str]:
     for number in range(min(rows, prepared.view.train.samples)):
-        pieces = _pieces(prepared, encoder, number)
+        pieces = _pieces(prepared, encoder, names, number)
         yield "".join(
             f"{marks[0]}{strip_control(text)}{marks[1]}" if learned else strip_control(text) for text, learned in pieces
         )
 
 
-def _pieces(prepared: Prepared, encoder: RowEncoder, number: int) -> Iterator[tuple[str, bool]]:
-    """A sample's text, in pieces that are learned and others."""
+def _pieces(prepared: Prepared, encoder: RowEncoder, names: Sequence[str], number: int) -> Iterator[tuple[str, bool]]:
+    """A sample's text, in pieces that are learned and others; of a labelled one its label is."""
     start, stop = prepared.spans("train").array[number].tolist()
     ids = prepared.tokens.ids[start:stop].tolist()
     learned = prepared.tokens.learned[start:stop].tolist()
     first = 0
+    label = int(prepared.labels("train").array[number]) if "label" in encoder.form.columns else None
+    if label is not None:
+        yield f"{encoder.encoder.shown(ids)} ", False
+        yield names[label] if names else str(label), True
+        return
     for place in range(1, len(ids) + 1):
         if place == len(ids) or learned[place] != learned[first]:
             yield encoder.encoder.shown(ids[first:place]), bool(learned[first])

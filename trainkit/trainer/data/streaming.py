@@ -110,6 +110,8 @@ class RowReader:
                 )
                 raise encoded.row.wrong(f"label {label!r} is {known}")
             label = self.names.index(label)
+        if label is not None and self.names and label >= len(self.names):
+            raise encoded.row.wrong(f"label {label} is not in data.labels: {', '.join(self.names)}")
         text = (np.array(ids, dtype=np.uint32), np.frombuffer(learned, dtype=np.bool_))
         fitting = fitted(text, self.limits)
         return Sample((fitting,), raw.place, label, cut=int(len(fitting[0]) < len(ids)))
