@@ -501,6 +501,17 @@ def test_rows_that_are_nearly_all_equal_are_on_both_sides_and_that_is_said(home:
     view = made(path).view
     assert (view.train.rows, view.validation.rows, view.equal_rows) == (95, 5, 5)
     assert told(path)[1] == ["5 rows to evaluate on have an equal row that is trained on"]
+    view = made(lines(path, [{"text": "the same"}] * 2)).view
+    assert (view.train.rows, view.validation.rows, view.equal_rows) == (1, 1, 1)
+    assert told(path)[1] == ["1 row to evaluate on has an equal row that is trained on"]
+
+
+def test_rows_of_a_file_of_its_own_that_are_trained_on_too_are_counted(home: Path, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": f"text {number}"} for number in range(20)] + [{"text": ""}])
+    own = lines(tmp_path / "b.jsonl", [{"text": f"text {number}"} for number in range(17, 25)] + [{"text": ""}])
+    assert told(path, validation_path=str(own), skip_empty=True)[1] == [
+        "3 rows to evaluate on have an equal row that is trained on"
+    ]
 
 
 def test_empty_rows_are_never_those_to_evaluate_on(home: Path, tmp_path: Path) -> None:
@@ -525,6 +536,9 @@ def test_a_file_of_its_own_is_evaluated_on_whatever_its_format(home: Path, tmp_p
     (tmp_path / "b.csv").write_text("text\nevaluated\non these\n")
     train, validation = split(path, validation_path=str(tmp_path / "b.csv"))
     assert (len(train), validation) == (20, ["evaluated", "on these"])
+    (tmp_path / "c.csv").write_text("text\n")
+    with pytest.raises(TrainingError, match=r"c\.csv has no row to evaluate on"):
+        split(path, validation_path=str(tmp_path / "c.csv"))
     (tmp_path / "c.csv").write_text("words\nevaluated\n")
     with pytest.raises(TrainingError, match=r"c\.csv:2: field 'text' is missing"):
         split(path, validation_path=str(tmp_path / "c.csv"))

@@ -101,7 +101,7 @@ def test_prompts_that_leave_no_room_for_an_answer_are_no_data_set(read: Read) ->
 
 
 def test_a_sample_that_its_prompt_fills_is_left_out_and_said(read: Read) -> None:
-    rows = [ANSWER, TOO_LONG, ANSWER, ANSWER]
+    rows = [ANSWER, TOO_LONG, ANSWER, {"ask": "3+3=", "say": "6 ok"}]
     found = read(*rows, **ASKED)
     assert len(found.train) + len(found.validation) == 3
     assert found.description.endswith("(1 left out: nothing to learn within 8 tokens)")

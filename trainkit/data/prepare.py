@@ -150,6 +150,9 @@ def prepare(
                 refusals.append(f"{root}: the written data differs when read back")
                 continue
             tokens = replace(tokens, meta=_with_names_of_today(tokens.meta, [*found.files, *found.held_out]))
+            if found.held_out and tokens.meta["training_rows"] == tokens.meta["rows"]:
+                what = f"data.path: {', '.join(map(str, found.held_out))} has no row to evaluate on"
+                raise TrainingError(what, hint="leave it out, and a share of the rows is held out, or give it rows")
             if not len(tokens.rows):
                 what = f"data.path: {found.files[0]} has no row to learn from"
                 raise TrainingError(what, hint="check data.skip_empty")

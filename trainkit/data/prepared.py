@@ -327,17 +327,17 @@ def _held_out(tokens: Tokens, asked: Mapping[str, Any]) -> tuple[NDArray[np.bool
     """
     count, first = len(tokens.keys), tokens.meta["training_rows"]
     chosen = np.zeros(count, dtype=np.bool_)
+    filled = np.unique(tokens.rows)  # empty rows are all equal, and nothing to evaluate on
     if first < count:  # rows of their own
         chosen[first:] = True
-        return chosen, 0
-    filled = np.unique(tokens.rows)  # empty rows are all equal, and nothing to evaluate on
+        return chosen, int(np.isin(tokens.keys[filled[filled >= first]], tokens.keys[filled[filled < first]]).sum())
     count = len(filled)
     held = max(1, round(count * asked["validation_fraction"])) if count > 1 else 0
     mixed = _mixed(tokens.keys[filled], derived_seed(asked["split_seed"], "split"))
     order = np.argsort(mixed, kind="stable")
     drawn = mixed[order]
     end = int(np.searchsorted(drawn, drawn[held - 1], side="right")) if held else 0
-    if end <= max(2 * held, count // 10):
+    if end <= max(2 * held, count // 10) and end < count:
         held, twice = end, 0
     else:
         twice = held - int(np.searchsorted(drawn, drawn[held - 1], side="left"))
