@@ -506,6 +506,18 @@ def test_rows_that_are_nearly_all_equal_are_on_both_sides_and_that_is_said(home:
     assert told(path)[1] == ["1 row to evaluate on has an equal row that is trained on"]
 
 
+def test_files_of_another_format_in_a_folder_are_named_where_they_are_not_read(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    lines(folder / "a.jsonl", texts(9))
+    assert told(folder)[1] == []
+    (folder / "b.csv").write_text("text\nmore\n")
+    [warned] = told(folder)[1]
+    assert warned.startswith("not read, for other files of the folder are of another format: b.csv")
+    assert made([folder / "a.jsonl", folder / "b.csv"]).tokens.meta["rows"] == 10
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: a.jsonl\n---\n")
+    assert told(folder)[1] == []
+
+
 def test_rows_of_a_file_of_its_own_that_are_trained_on_too_are_counted(home: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": f"text {number}"} for number in range(20)] + [{"text": ""}])
     own = lines(tmp_path / "b.jsonl", [{"text": f"text {number}"} for number in range(17, 25)] + [{"text": ""}])

@@ -6,7 +6,7 @@ import pytest
 
 from trainkit.hub.cache import missing_files, needed_files
 from trainkit.hub.references import RepoRef
-from trainkit.hub.splits import NoSuchPartError, RowSelection, files_by_split, selected_splits
+from trainkit.hub.splits import NoSuchPartError, RowSelection, files_by_split, of_other_formats, selected_splits
 
 SUBSETS = """---
 license: odc-by
@@ -79,6 +79,9 @@ def test_without_a_list_names_and_folders_tell(readme: str) -> None:
         "validation": ("dev.parquet",),
         "test": ("test/x.parquet",),
     }
+    assert of_other_formats([*names, "dataset_info.json", ".z.csv", "a/z.csv.gz"], readme) == ["a/z.csv.gz", "y.jsonl"]
+    assert files_by_split(["rows.json", "dataset_info.json"], readme) == {"train": ("rows.json",)}
+    assert of_other_formats([], readme) == []
 
 
 def test_shards_of_another_name_beside_known_splits_are_a_split_of_their_own() -> None:

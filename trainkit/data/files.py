@@ -19,7 +19,16 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 from trainkit.distribution import install
 from trainkit.errors import TrainingError, first_line
 from trainkit.files import parse_json
-from trainkit.hub.splits import ENDINGS, READ, README, NoSuchPartError, RowSelection, files_by_split, selected_splits
+from trainkit.hub.splits import (
+    ENDINGS,
+    READ,
+    README,
+    NoSuchPartError,
+    RowSelection,
+    files_by_split,
+    of_other_formats,
+    selected_splits,
+)
 from trainkit.recipe.suggestions import nearest
 
 # First bytes of files whose rows cannot be read, whatever their names: what they are, and what to do.
@@ -198,6 +207,21 @@ def chosen_files(path: Path, asked: RowSelection) -> tuple[list[Path], list[Path
 def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
     """The files of rows in a folder by split, of the first format that it has; {} if it has none."""
 
+    names, readme = _names_below(path)
+    splits = files_by_split(names, readme, subset)
+    return {split: [path / name for name in files] for split, files in splits.items()}
+
+
+def left_out(path: Path) -> list[str]:
+    """The files of rows in a folder that are of another format than those that are read."""
+    if not path.is_dir() or (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return []
+    return of_other_formats(*_names_below(path))
+
+
+def _names_below(path: Path) -> tuple[list[str], str]:
+    """The names of the files of rows in a folder, and its README.md."""
+
     def refuse(error: OSError) -> None:
         raise error
 
@@ -210,8 +234,7 @@ def split_files(path: Path, subset: str | None = None) -> dict[str, list[Path]]:
             below = Path(found).relative_to(path)
             names += [(below / name).as_posix() for name in files if name.lower().endswith(ENDINGS)]
         readme = (path / README).read_text("utf-8", "replace") if (path / README).is_file() else ""
-    splits = files_by_split(names, readme, subset)
-    return {split: [path / name for name in files] for split, files in splits.items()}
+    return names, readme
 
 
 def _saved_files(path: Path) -> dict[str, list[Path]]:

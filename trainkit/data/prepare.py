@@ -39,6 +39,7 @@ from trainkit.data.files import (
     columns_of,
     ending,
     json_of,
+    left_out,
     reading,
     rows_of,
     values_of,
@@ -64,6 +65,7 @@ from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import BYTES, Mixed
 from trainkit.recipe.schema.model import places_of, task_of
+from trainkit.text import join_names
 
 PIECE = 1 << 22  # bytes of a file that are one task
 BATCH = 512  # rows that are one task, of a file that is read from its start
@@ -76,7 +78,10 @@ _SETTLED = 2.0  # seconds after which a file that is the same size and age has t
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """The files of one source. held_out: separate files to evaluate on, if any. names: of labels."""
+    """The files of one source. held_out: separate files to evaluate on, if any. names: of labels.
+
+    left_out: files of rows beside them that are not read.
+    """
 
     asked: Mixed
     files: Sequence[Path]
@@ -84,6 +89,7 @@ class RowFiles:
     form: RowFormat
     size: int  # bytes
     names: tuple[str, ...]
+    left_out: Sequence[str] = ()
 
 
 def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
@@ -99,7 +105,8 @@ def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
     names = {names[label] for _, names in looked_at if label in names}
     if len(names) > 1 and not data.labels:
         raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
-    return RowFiles(asked, files, held_out, form, sum(size for size, _ in looked_at), next(iter(names), ()))
+    beside = [name for path in paths for name in left_out(path)]
+    return RowFiles(asked, files, held_out, form, sum(size for size, _ in looked_at), next(iter(names), ()), beside)
 
 
 def _paths(named: str | Sequence[str]) -> list[Path]:
@@ -149,7 +156,11 @@ def prepare(
             if tokens is None:
                 refusals.append(f"{root}: the written data differs when read back")
                 continue
-            tokens = replace(tokens, meta=_with_names_of_today(tokens.meta, [*found.files, *found.held_out]))
+            meta = _with_names_of_today(tokens.meta, [*found.files, *found.held_out])
+            if found.left_out:
+                what = f"not read, for other files of the folder are of another format: {join_names(found.left_out)}"
+                meta["remarks"] = [*meta["remarks"], f"{what} (data.path may name all of them)"]
+            tokens = replace(tokens, meta=meta)
             if found.held_out and tokens.meta["training_rows"] == tokens.meta["rows"]:
                 what = f"data.path: {', '.join(map(str, found.held_out))} has no row to evaluate on"
                 raise TrainingError(what, hint="leave it out, and a share of the rows is held out, or give it rows")

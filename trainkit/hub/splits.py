@@ -20,7 +20,8 @@ CONVERTED = "refs/convert/parquet"
 # Of a data set that has several formats the first alone is read.
 READ = (".parquet", ".arrow", ".jsonl", ".ndjson", ".csv", ".tsv", ".json")
 ENDINGS = (*READ, *(f"{ending}{packed}" for ending in READ[2:] for packed in (".gz", ".zst", ".bz2", ".xz")))
-_NO_ROWS = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")  # of folders, for programs
+# For programs, beside rows.
+_NO_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 # Which split a file belongs to: train-00000-of-00002.parquet, dev.jsonl, validation/0000.parquet
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLITS |= {"dev": "validation", "test": "test"}
@@ -163,16 +164,27 @@ def _as_regex(pattern: str) -> re.Pattern[str]:
         return re.compile(re.escape(pattern))
 
 
+def of_other_formats(names: Iterable[str], readme: str) -> list[str]:
+    """The files of rows that are not read, for others are of an earlier format; none where a README.md lists them."""
+    formats = [*_by_format(name for name in names if not _hidden(name)).values()]
+    return [] if dict(_configs(readme)) else sorted(name for each in formats[1:] for name in each)
+
+
 def _readable(names: Iterable[str]) -> list[str]:
     """Those of the first format of which there are any."""
-    by_format: dict[str, list[str]] = {}
+    return next(iter(_by_format(names).values()), [])
+
+
+def _by_format(names: Iterable[str]) -> dict[str, list[str]]:
+    """The files of rows by their format, in the order of READ."""
+    by_format: dict[str, list[str]] = {ending: [] for ending in READ}
     for name in names:
         low = name.lower()
         bare = low if low.endswith(READ[:2]) else re.sub(r"\.(gz|zst|bz2|xz)$", "", low)
         ending = posixpath.splitext(bare)[1]
         if ending in READ and posixpath.basename(name) not in _NO_ROWS:
-            by_format.setdefault(ending, []).append(name)
-    return next((by_format[ending] for ending in READ if ending in by_format), [])
+            by_format[ending].append(name)
+    return {ending: found for ending, found in by_format.items() if found}
 
 
 def _by_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
