@@ -285,6 +285,9 @@ def test_a_list_may_be_a_text_in_json_and_labels_in_cells_are_numbers() -> None:
             content_of(row_of({"messages": "[1,"}, cells=cells), found, chats=True)
         with pytest.raises(TrainingError, match="field 'messages' is no list but a text"):
             content_of(row_of({"messages": "Hi"}, cells=cells), found, chats=True)
+        with pytest.raises(TrainingError, match="field 'messages' is empty") as caught:
+            content_of(row_of({"messages": "[]"}, cells=cells), found, chats=True)
+        assert "skip_empty" not in caught.value.diagnostics[0].hint, "which skips no row with a text in it"
     assert row_of({"label": " 12"}, cells=True).label("label") == 12
     with pytest.raises(TrainingError, match="field 'label' has label -1, and labels begin at 0"):
         row_of({"label": "-1"}, cells=True).label("label")

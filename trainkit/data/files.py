@@ -35,7 +35,7 @@ from trainkit.recipe.suggestions import nearest
 _NO_ROWS = {
     b"PAR1": ("a parquet file", "give it a name that ends in .parquet"),
     b"ARROW1": ("an Arrow file", "give it a name that ends in .arrow"),
-    b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
+    b"PK\x03\x04": ("a zip archive, or a spreadsheet", "unpack it with unzip, or save it as CSV"),
     b"\xff\xfe": ("text in UTF-16", "write it in UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 TABLES = (".parquet", ".arrow")  # endings of files that pyarrow reads
@@ -148,7 +148,7 @@ class SourceRow(NamedTuple):
             except ValueError as error:
                 raise self.wrong(f"field {field!r} is not JSON: {error}") from error
         if kind is not object and not (isinstance(found, kind) and found):
-            hint = "data.skip_empty=true skips such rows" if found in _NOTHING else ""
+            hint = "data.skip_empty=true skips such rows" if self.blank([field]) else ""
             what = "empty" if found == kind() else f"no {term} but {_kind(found)}"
             raise self.wrong(f"field {field!r} is {what}", hint)
         return found

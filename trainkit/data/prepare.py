@@ -333,7 +333,9 @@ def _require_both(prepared: Prepared, found: RowFiles) -> None:
             if view.lengths.longest > view.sequence_length:
                 hint = "raise data.sequence_length: the prompts fill it"
             raise TrainingError(what, hint=hint)
-        raise TrainingError(what, hint="provide more rows: at least one to train on and one to evaluate on")
+        raise TrainingError(
+            what, hint="provide more rows: one to train on and one to evaluate on, or data.validation_path"
+        )
 
 
 def _numbered(tokens: Tokens, encoder: RowEncoder, found: RowFiles) -> tuple[tuple[str, ...], Any]:
