@@ -304,6 +304,35 @@ def test_a_rate_for_random_weights_is_warned_of_where_they_are_not(
     assert not any("random weights" in what for what in warnings(drawn, machine(0)))
 
 
+BOTH_SIDES = {"is_encoder_decoder": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "longer"),
+    [
+        ({"max_position_embeddings": 64}, "sequence_length: 65", "sequence_length"),
+        ({"n_positions": 64}, "sequence_length: 65", "sequence_length"),
+        ({"max_position_embeddings": 64}, "sequence_length: 64", ""),
+        ({"max_position_embeddings": 64, **BOTH_SIDES}, "sequence_length: 8, target_length: 65", "target_length"),
+        ({"n_positions": 64, **BOTH_SIDES}, "sequence_length: 65", ""),  # as of T5: relative positions
+        ({}, "sequence_length: 65", ""),
+    ],
+)
+def test_samples_longer_than_a_model_reads_are_refused(
+    settings: dict[str, Any], data: str, longer: str, solve: Solve
+) -> None:
+    def found(config: str = "{}") -> list[str]:
+        files = {"/models/it": "", "/models/it/config.json": json.dumps({"model_type": "llama", **settings})}
+        task = "seq2seq_lm" if "is_encoder_decoder" in settings else "causal_lm"
+        model = f"{{kind: hf, path: /models/it, task: {task}, config: {config}}}"
+        recipe = f"version: 1\ntrain: {{steps: 1}}\ndata: {{kind: random, {data}}}\nmodel: {model}\n"
+        asked = Asked(solve({"r.yaml": recipe, **files}), {})
+        return [each.what for each in inputs.lengths_are_those_of_the_model(asked)]
+
+    assert found() == [f"data.{longer}: the model has 64 places, fewer than 65"] * bool(longer)
+    assert found("{max_position_embeddings: 70}") == []
+
+
 def test_settings_of_the_recipe_count_above_those_of_the_folder(solve: Solve) -> None:
     decoder = of_folder(solve, {"model_type": "bert"}, "causal_lm", "  config: {is_decoder: true}\n")
     assert architecture_problems(decoder, None) == []

@@ -18,7 +18,7 @@ from trainkit.recipe.implied import ENCODER_RATE, FULL_RATE
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import DatasetData, GptModel, HfModel
 from trainkit.recipe.schema.data import BYTES
-from trainkit.recipe.schema.model import quantized_bits, task_of
+from trainkit.recipe.schema.model import places_of, quantized_bits, task_of
 from trainkit.recipe.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -283,6 +283,20 @@ def tokenizer_fits_the_model(asked: Asked) -> Iterator[Diagnostic]:
         yield asked.resolved.error("data.tokenizer", what, hint)
 
 
+def lengths_are_those_of_the_model(asked: Asked) -> Iterator[Diagnostic]:
+    """Samples are longer than the model is known to read."""
+    model = asked.recipe.model
+    known = {**asked.resolved.described.model, **model.config} if isinstance(model, HfModel) else {}
+    judged = ("max_position_embeddings", "n_positions", "is_encoder_decoder")  # by the trainer
+    places = places_of({name: known.get(name) for name in judged})
+    for name in ("sequence_length", "target_length"):
+        length = getattr(asked.recipe.data, name, None)
+        if places is not None and isinstance(length, int) and length > places:
+            what = f"data.{name}: the model has {places} places, fewer than {length}"
+            hint = "lower it, or raise the model's own setting in model.config"
+            yield asked.resolved.error(f"data.{name}", what, hint)
+
+
 def tokenizer_notices(context: Context) -> Iterator[Diagnostic]:
     """A tokenizer whose ids a pretrained model does not know by these names."""
     tokenizer, model = context.seen.tokenizer, context.recipe.model
@@ -312,5 +326,6 @@ INPUT_RULES: tuple[InputRule, ...] = (
     chats_need_a_template,
     packed_texts_are_kept_apart,
     tokenizer_fits_the_model,
+    lengths_are_those_of_the_model,
     adapters_are_those_of_the_recipe,
 )
