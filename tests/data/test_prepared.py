@@ -513,6 +513,8 @@ def test_files_of_another_format_in_a_folder_are_named_where_they_are_not_read(h
     (folder / "b.csv").write_text("text\nmore\n")
     [warned] = told(folder)[1]
     assert warned.startswith("not read, for other files of the folder are of another format: b.csv")
+    stream = recipe_for(folder, streaming=True, sequence_length=16, validation_rows=1)
+    assert open_source(stream, tmp_path).remarks == (warned,)
     assert made([folder / "a.jsonl", folder / "b.csv"]).tokens.meta["rows"] == 10
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: a.jsonl\n---\n")
     assert told(folder)[1] == []

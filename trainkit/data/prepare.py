@@ -91,6 +91,14 @@ class RowFiles:
     names: tuple[str, ...]
     left_out: Sequence[str] = ()
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to tell the user of the files."""
+        if not self.left_out:
+            return ()
+        what = f"not read, for other files of the folder are of another format: {join_names(self.left_out)}"
+        return (f"{what} (data.path may name all of them)",)
+
 
 def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
     """The files of a source, each checked, and the format of their rows. TrainingError names a file or a column."""
@@ -157,10 +165,7 @@ def prepare(
                 refusals.append(f"{root}: the written data differs when read back")
                 continue
             meta = _with_names_of_today(tokens.meta, [*found.files, *found.held_out])
-            if found.left_out:
-                what = f"not read, for other files of the folder are of another format: {join_names(found.left_out)}"
-                meta["remarks"] = [*meta["remarks"], f"{what} (data.path may name all of them)"]
-            tokens = replace(tokens, meta=meta)
+            tokens = replace(tokens, meta={**meta, "remarks": [*meta["remarks"], *found.remarks]})
             if found.held_out and tokens.meta["training_rows"] == tokens.meta["rows"]:
                 what = f"data.path: {', '.join(map(str, found.held_out))} has no row to evaluate on"
                 raise TrainingError(what, hint="leave it out, and a share of the rows is held out, or give it rows")

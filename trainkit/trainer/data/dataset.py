@@ -198,6 +198,7 @@ def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
         encoder=encoder,
         padding=encoder.padding if reader.form.whole else None,
         stream=stream,
+        remarks=tuple(dict.fromkeys(each for found in every for each in found.remarks)),
     )
 
 
