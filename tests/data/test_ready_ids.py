@@ -10,10 +10,10 @@ import pytest
 
 from tests.trainer.sources import parquet
 from trainkit.data import prepare as module
-from trainkit.data.prepare import prepare
+from trainkit.data.prepare import prepare, prepared_already
 from trainkit.data.ready import token_ids
 from trainkit.errors import TrainingError
-from trainkit.files import read_json
+from trainkit.files import read_json, write_json
 from trainkit.recipe.schema import Recipe
 
 pytestmark = pytest.mark.torch  # pyarrow comes with the libraries around torch
@@ -109,6 +109,23 @@ def test_what_is_wrong_is_named_by_file_and_row(column: str, value: Any, said: s
     with pytest.raises(TrainingError) as caught:
         made(path, tmp_path / "cache")
     assert f"{path}: {said}" in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": 9}])
+def test_an_id_that_the_model_has_no_row_for_is_named_before_any_rank_starts(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    path = arrow(tmp_path / "a.arrow", {"input_ids": [[1, 2]] * 20 + [[1, 9]]})
+    write_json(tmp_path / "config.json", {"model_type": "llama", "vocab_size": 8 if config else 9})
+    data = {"kind": "dataset", "path": str(path), "cache": str(tmp_path / "cache"), "tokenizer": "bytes"}
+    model = {"kind": "hf", "path": str(tmp_path), "config": config}
+    recipe = Recipe.model_validate({"data": data, "model": model})
+    with pytest.raises(TrainingError, match=r"a vocabulary of 9 is too small for token 9 of .*a\.arrow: row 20"):
+        prepare(recipe, tmp_path)
+    larger = Recipe.model_validate({"data": data, "model": {**model, "config": {"vocab_size": 10}}})
+    prepare(larger, tmp_path)
+    assert prepared_already(larger, tmp_path)
+    assert not prepared_already(recipe, tmp_path)
 
 
 def test_labels_that_the_first_table_lacks_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -58,7 +59,7 @@ from trainkit.data.prepared import (
     view_of,
 )
 from trainkit.data.ready import token_ids
-from trainkit.data.tokenizer import fingerprint, open_encoder
+from trainkit.data.tokenizer import fingerprint, open_encoder, require_known
 from trainkit.errors import TrainingError
 from trainkit.files import cache_folder, parse_json, remove_tree, write_json
 from trainkit.hub.splits import RowSelection
@@ -172,6 +173,7 @@ def prepare(
             if not len(tokens.rows):
                 what = f"data.path: {found.files[0]} has no row to learn from"
                 raise TrainingError(what, hint="check data.skip_empty")
+            require_known(meta["highest"], _vocabulary(recipe), meta["where"])
             names, numbers = _numbered(tokens, encoder, found)
             prepared = view_of(tokens, encoder, asked_view(recipe), numbers)
         except OSError as error:
@@ -261,6 +263,8 @@ def prepared_already(recipe: Recipe, run_dir: Path, environ: Mapping[str, str] =
     ready = Path(folder or run_dir / "prepared") / digest
     meta = read_whole_folder(ready)
     prepared = read_view(Tokens(ready, meta), asked_view(recipe)) if meta is not None else None
+    if meta is not None and meta["highest"] >= (_vocabulary(recipe) or math.inf):
+        return False
     return prepared is not None and all(_samples_of(prepared, side) for side in ("train", "validation"))
 
 
@@ -305,6 +309,12 @@ def model_settings(recipe: Recipe) -> Mapping[str, Any]:
     if model.path is None:
         return {"model_type": model.architecture, **model.config}
     return {**json_of(Path(model.path, "config.json")), **model.config}
+
+
+def _vocabulary(recipe: Recipe) -> int | None:
+    """How many ids a model of transformers has rows for; None where that is not known."""
+    found = model_settings(recipe).get("vocab_size")
+    return found if isinstance(found, int) else None
 
 
 def _most_tokens(recipe: Recipe, settings: Mapping[str, Any]) -> int | None:

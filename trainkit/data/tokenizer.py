@@ -142,6 +142,15 @@ class Tokenizer(Encoder):
         return text
 
 
+def require_known(highest: int, known: int | None, where: str) -> None:
+    """TrainingError for an id that a model of so many has no row for; None where its number is not known."""
+    if known is not None and highest >= known:
+        raise TrainingError(
+            f"model: a vocabulary of {known} is too small for token {highest} of {where or 'the data'}",
+            hint=f"set its vocab_size to {highest + 1} or more; 256 holds every byte",
+        )
+
+
 def fitted(opening: list[int], ids: list[int], closing: list[int], limit: int) -> tuple[list[int], bool]:
     """A text cut to `limit` tokens including its special tokens, and whether it was cut."""
     # The end token stays: a decoder that never sees one does not learn to stop.

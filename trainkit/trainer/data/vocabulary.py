@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainkit.data.encode import IGNORE_INDEX
+from trainkit.data.tokenizer import require_known
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.seeds import derived_seed
@@ -100,11 +101,7 @@ _NONE = torch.zeros(0)
 def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
     """The source fitted to the model. TrainingError for a token or a label outside the model's range."""
     known, labels, padding = model.vocabulary, model.labels, model.padding
-    if known is not None and source.highest >= known:
-        raise TrainingError(
-            f"model: a vocabulary of {known} is too small for token {source.highest} of {source.where or 'the data'}",
-            hint=f"set its vocab_size to {source.highest + 1} or more; 256 holds every byte",
-        )
+    require_known(source.highest, known, source.where)
     if labels is not None and padding is None:
         raise TrainingError(
             "model.config.pad_token_id is not set, and the model needs it to see where a text ends",
