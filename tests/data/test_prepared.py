@@ -478,6 +478,21 @@ def test_a_sorted_file_gives_both_sides_of_both_classes_and_a_missing_class_is_w
     assert warned.startswith("no row with label 0, 1, 2, 3, 4, 5, 6, 7 and 1982 more is left to train on: ")
 
 
+def test_labels_that_a_pretrained_classifier_knows_keep_their_numbers(home: Path, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": f"text {n}", "label": ("bad", "good")[n % 2]} for n in range(40)])
+    for known, numbered in (
+        ({"0": "good", "1": "bad", "2": "so-so"}, "(0 good, 1 bad, 2 so-so)"),
+        ({"0": "LABEL_0", "1": "LABEL_1"}, "(0 bad, 1 good)"),
+        (None, "(0 bad, 1 good)"),
+        (["good", "bad"], "(0 bad, 1 good)"),
+    ):
+        config = {"model_type": "bert", "id2label": known}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model = {"kind": "hf", "path": str(tmp_path), "task": "sequence_classification"}
+        assert numbered in told(path, model, tokenizer="bytes")[0]
+        assert "(0 bad, 1 good)" in told(path, model, tokenizer="bytes", labels=["bad", "good"])[0]
+
+
 def test_the_label_of_a_text_is_shown_as_what_is_learned(home: Path, tmp_path: Path) -> None:
     model = {"kind": "hf", "architecture": "bert", "task": "sequence_classification"}
     for labels, shown in ((("bad", "good"), "bad"), ((0, 1), "0")):

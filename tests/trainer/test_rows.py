@@ -213,6 +213,21 @@ def test_labels_and_padding_must_be_those_of_the_model(
     assert re.search(hint, caught.value.diagnostics[0].hint)
 
 
+def test_more_labels_than_a_trained_classifier_has_are_not_asked_of_its_config(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    import transformers
+
+    config = transformers.BertConfig(**TINY, num_labels=2, pad_token_id=0)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    path = lines(tmp_path / "a.jsonl", moods(("a", 0), ("b", 2), ("c", 1)))
+    data = {"kind": "dataset", "path": str(path), "columns": {"label": "mood"}, "sequence_length": 8}
+    model = {"kind": "hf", "path": str(tmp_path / "model"), "task": "sequence_classification"}
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: label 2 is too high: the model has 2") as caught:
+        parts_of(make_settings(data=data, model=model))
+    assert "num_labels" not in caught.value.diagnostics[0].hint, "with which the head would be of another size"
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_number_beyond_the_names_of_the_labels_is_refused(streaming: bool, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", moods(("a", 1), ("b", 2), ("c", 0), ("d", 1)))

@@ -45,7 +45,7 @@ from trainkit.data.files import (
     rows_of,
     values_of,
 )
-from trainkit.data.formats import RowFormat, packing_of, recognised
+from trainkit.data.formats import LABELLING, RowFormat, packing_of, recognised
 from trainkit.data.prepared import (
     FORMAT,
     Prepared,
@@ -174,7 +174,7 @@ def prepare(
                 what = f"data.path: {found.files[0]} has no row to learn from"
                 raise TrainingError(what, hint="check data.skip_empty")
             require_known(meta["highest"], _vocabulary(recipe), meta["where"])
-            names, numbers = _numbered(tokens, encoder, found)
+            names, numbers = _numbered(tokens, encoder, found, _head_labels(recipe))
             prepared = view_of(tokens, encoder, asked_view(recipe), numbers)
         except OSError as error:
             refusals.append(f"{root}: {error.strerror or error}")
@@ -297,7 +297,7 @@ def asked_view(recipe: Recipe) -> dict[str, Any]:
         "packing": packing_of(recipe, str(settings.get("model_type", ""))),
         "validation_fraction": data.validation_fraction,
         "split_seed": data.split_seed,
-        "labels": list(data.labels),
+        "labels": list(data.labels or _head_labels(recipe)),
     }
 
 
@@ -353,12 +353,27 @@ def _require_both(prepared: Prepared, found: RowFiles) -> None:
         )
 
 
-def _numbered(tokens: Tokens, encoder: RowEncoder, found: RowFiles) -> tuple[tuple[str, ...], Any]:
-    """The names of labels, and the number of each row's label. TrainingError for a label without a number."""
+def _head_labels(recipe: Recipe) -> tuple[str, ...]:
+    """The names of labels that a pretrained classifier has, in the order of their numbers; () without a classifier."""
+    names = model_settings(recipe).get("id2label") if task_of(recipe) == LABELLING else None
+    try:
+        return tuple(str(names[str(number)]) for number in range(len(names))) if names else ()
+    except (LookupError, TypeError):
+        return ()
+
+
+def _numbered(
+    tokens: Tokens, encoder: RowEncoder, found: RowFiles, of_head: tuple[str, ...]
+) -> tuple[tuple[str, ...], Any]:
+    """The names of labels, and the number of each row's label. TrainingError for a label without a number.
+
+    of_head: names that a pretrained classifier knows, which hold if they are all those of the data.
+    """
     if "label" not in encoder.form.columns:
         return (), None
     kept: Sequence[tuple[int | str, str]] = [(label, place) for label, place in tokens.meta["labels"]]
-    asked = tuple(encoder.data.labels) or found.names
+    of_head = of_head if {label for label, _ in kept} <= {*of_head} else ()
+    asked = tuple(encoder.data.labels) or found.names or of_head
     words = next((place for label, place in kept if isinstance(label, str)), None)
     numbers = next(((label, place) for label, place in kept if isinstance(label, int)), None)
     if words is not None and numbers is not None:

@@ -109,9 +109,11 @@ def fitting_source(source: Source, model: Model, recipe: Recipe) -> Source:
         )
     found = source.labels
     if labels is not None and found is not None and found.highest >= labels:
+        hint = f"set model.config.num_labels to {found.highest + 1} or more, or fix the data"
+        if isinstance(recipe.model, HfModel) and recipe.model.path and "num_labels" not in recipe.model.config:
+            hint = "fix the data, or take the model that this classifier was made of, without its head"
         raise TrainingError(
-            f"data.path: {found.where}: label {found.highest} is too high: the model has {labels}, from 0",
-            hint=f"set model.config.num_labels to {found.highest + 1} or more, or fix the data",
+            f"data.path: {found.where}: label {found.highest} is too high: the model has {labels}, from 0", hint=hint
         )
     if model.told_padding and source.padding not in (None, padding):
         raise TrainingError(
