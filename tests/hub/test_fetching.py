@@ -209,10 +209,12 @@ def test_chats_for_a_tokenizer_without_a_template_are_refused_by_its_name(
 ) -> None:
     hub.add("owner/base", {"tokenizer_config.json": "{}", "tokenizer.json": "{}"})
     hub.add("owner/chat", {"tokenizer_config.json": "{}", "tokenizer.json": "{}", "chat_template.jinja": "x"})
-    (tmp_path / "chats.jsonl").write_text('{"messages": []}\n')
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     data = ["data.kind=dataset", "data.path=chats.jsonl", "data.tokenizer=owner/base"]
     done = call(named, "plan", "recipe.yaml", *data, code=2)
-    assert "data.messages_field: the tokenizer owner/base has no chat template" in done.stderr
+    assert "and the tokenizer owner/base has no chat template" in done.stderr
+    assert "set data.chat_template: " in done.stderr
     assert not hub.downloads("owner/base", "tokenizer.json")
     call(named, "plan", "recipe.yaml", *data, "data.tokenizer=owner/chat")
     assert not hub.downloads("owner/chat", "chat_template.jinja")
