@@ -26,6 +26,7 @@ Trainkit = Callable[..., subprocess.CompletedProcess[str]]
         (("gone", "--file", "latin.txt"), "--file latin.txt is not UTF-8: byte 3 is 0xe9", "iconv"),
         (("gone",), "there is no prompt", "give a PROMPT, --file FILE"),
         (("gone", "hi", "--output", "empty.txt"), "empty.txt exists", "add --force"),
+        (("gone", "hi", "--output", "empty.txt/a.jsonl"), "empty.txt/a.jsonl cannot be written", "name another file"),
         (("model", "hi", "--checkpoint", "3"), "model is a folder with a model", "name the run"),
         (("gone", "hi", "--temperature", "-1"), "invalid value for '--temperature'", "generate --help"),
     ],

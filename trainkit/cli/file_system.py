@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -76,13 +77,17 @@ def working_folder() -> str:
 
 
 def write_file(target: Path, text: str, hint: str) -> None:
-    """Write a file whole or not at all, with the folders above it.
-
-    Raises MachineError where the system cannot, UsageError with the hint where the path is to blame.
-    """
-    try:
+    """Write a file whole or not at all, with the folders above it. Raises as `writing` does."""
+    with writing(target, hint):
         target.parent.mkdir(parents=True, exist_ok=True)
         publish(target, text, flush=True)
+
+
+@contextmanager
+def writing(target: Path, hint: str) -> Iterator[None]:
+    """In this context an OSError is a MachineError where the system cannot, a UsageError where the path is to blame."""
+    try:
+        yield
     except OSError as error:
         what = f"{target} cannot be written: {error.strerror}"
         if refused := refusal(error):

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from trainkit.cli.commands.export import find_checkpoint
 from trainkit.cli.diagnostics import show_diagnostics
+from trainkit.cli.file_system import writing
 from trainkit.cli.options import Force, Json, Root
 from trainkit.distribution import install
 from trainkit.errors import Diagnostic, MachineError, Origin, UsageError, first_line
@@ -26,6 +27,7 @@ from trainkit.trainer.prompts import PromptError
 if TYPE_CHECKING:
     from trainkit.trainer.generate import Answer, Answerer, Sampling
 
+_OTHER_FILE = "name another file"
 _FORMS = 'write {"prompt": "…"} or {"messages": [{"role": "user", "content": "…"}]} on each line'
 
 
@@ -90,7 +92,8 @@ def generate(  # noqa: PLR0917 - a command's options
     if output and is_there(output) and not force:
         raise UsageError(f"{output} exists", hint="name another file, or add --force")
     if output:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)  # before a model is read
+        with writing(Path(output), _OTHER_FILE):
+            Path(output).parent.mkdir(parents=True, exist_ok=True)  # before a model is read
     rows = {} if chatting else _prompts(prompt, file)
     with _explained():
         model = _opened(source, root, step=step, best=best, device=device, trusted=trust_code)
@@ -108,7 +111,7 @@ def generate(  # noqa: PLR0917 - a command's options
                 wrong.append(Diagnostic("error", str(error), origin=place, hint=error.hint))
         if wrong:
             raise UsageError(wrong)
-        with open(output, "w", encoding="utf-8") if output else contextlib.nullcontext(sys.stdout) as out:  # noqa: PTH123
+        with _opened_output(output) as out:
             if output or as_json:
                 for row, answer in zip(rows.values(), model.answers(list(read.values()), sampling), strict=True):
                     out.write(json.dumps({**row, **_as_data(answer)}, ensure_ascii=False) + "\n")
@@ -118,6 +121,16 @@ def generate(  # noqa: PLR0917 - a command's options
                 if len(rows) > 1:
                     _write(f"> {row.get('prompt') or row['messages'][-1].get('content')}\n")
                 _show(model.answer(read[place], sampling, _write))
+
+
+@contextlib.contextmanager
+def _opened_output(output: str | None) -> Iterator[IO[str]]:
+    """The file that answers are written to, or standard output."""
+    if not output:
+        yield sys.stdout
+        return
+    with writing(Path(output), _OTHER_FILE), Path(output).open("w", encoding="utf-8") as out:
+        yield out
 
 
 @contextlib.contextmanager

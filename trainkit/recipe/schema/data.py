@@ -16,6 +16,7 @@ BYTES = "bytes"
 _TOKENIZER_REVISION = (
     "Branch, tag or commit of a `tokenizer` on the Hub; null is `main`, or `model.revision` for that of the model."
 )
+_NO_VALIDATION = "check data.validation_path, relative to the working folder"
 _VALIDATION_PATH = "Files to evaluate on, as `path` names them; null holds out a share of the data."
 
 # What the columns of a row may be to the training, by the name that a column has by itself.
@@ -96,7 +97,7 @@ class TextData(_Loaded):
     )
     include: str = setting("**/*.py", "Which files of a folder, as a glob pattern.")
     validation_path: str | Annotated[list[str], Field(min_length=1)] | None = setting(
-        None, _VALIDATION_PATH, reads="path", missing="check data.validation_path, relative to the working folder"
+        None, _VALIDATION_PATH, reads="path", missing=_NO_VALIDATION
     )
     validation_fraction: float = setting(0.05, "Share of the corpus held out for evaluation, from its end.", gt=0, lt=1)
     cache: str | None = setting(None, "Folder of tokenised corpora; null is the user's cache folder.", reads="output")
@@ -207,7 +208,7 @@ class DatasetData(_Loaded):
     )
     split: str | None = setting(None, "Split to train on; null is `train`, or the only one.", min_length=1)
     validation_path: str | Annotated[list[str], Field(min_length=1)] | None = setting(
-        None, _VALIDATION_PATH, reads="path", missing="check data.validation_path, relative to the working folder"
+        None, _VALIDATION_PATH, reads="path", missing=_NO_VALIDATION
     )
     validation_split: str | None = setting(
         None,
