@@ -64,7 +64,8 @@ _TO_SCRIPT = "jupyter nbconvert --to script"
 class Format(Protocol):
     """What a module for files of one kind offers; both functions are pure."""
 
-    def recognises(self, tree: Mapping[str, Any]) -> bool: ...
+    def likeness(self, tree: Mapping[str, Any]) -> float:
+        """How much of a file is this tool's, from 0, where nothing typical of it is there, to 1."""
 
     def read(self, draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None: ...
 
@@ -201,8 +202,9 @@ def _read_file(
     source = open_foreign_file(context, path, program)
     draft.title = path
     draft.name = posixpath.splitext(posixpath.basename(path))[0]
-    found = next((each for each in FORMATS.values() if each.recognises(source.tree)), None)
-    if found is None:
+    alike = {name: each.likeness(source.tree) for name, each in FORMATS.items()}
+    found = FORMATS[max(alike, key=alike.__getitem__)]
+    if not any(alike.values()):
         shown = ", ".join(sorted(map(str, source.tree))[:5])
         what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
         raise UsageError(what, hint="check the file")

@@ -20,6 +20,7 @@ from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.yaml_reader import read_scalar
 from trainkit.tools.accelerate.fields import OFF, SETTINGS
+from trainkit.tools.base import trainer_files
 from trainkit.tools.base.fields import Unsupported, by_name
 from trainkit.tools.base.fsdp_settings import FIELDS, FIRST_VERSION, read_settings
 from trainkit.tools.base.imported_recipe import (
@@ -326,9 +327,10 @@ _UNREACHED = (
 )
 
 
-def recognises(tree: Mapping[str, Any]) -> bool:
-    """Whether these are the keys of accelerate's file."""
-    return "distributed_type" in tree or "compute_environment" in tree
+def likeness(tree: Mapping[str, Any]) -> float:
+    """The share of keys that are accelerate's."""
+    known = {name.partition(".")[0] for name in (*BY_NAME, *RENAMED, *BY_FLAG, *SECTIONS, *MPIRUN, *NOT_IN_FILE)}
+    return trainer_files.likeness(tree, known, ("distributed_type", "compute_environment"), 1)
 
 
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:

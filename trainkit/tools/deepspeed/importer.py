@@ -13,6 +13,7 @@ from trainkit.recipe.interpolation import interpolated
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.paths import absolute
 from trainkit.recipe.schema import Optimizer
+from trainkit.tools.base import trainer_files
 from trainkit.tools.base.detection import program_kind
 from trainkit.tools.base.fields import Unsupported
 from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe, read_mapping
@@ -79,13 +80,26 @@ def use_as_base(draft: ImportedRecipe, context: ImportContext, path: str, origin
 
 
 _DEEPSPEEDS = "the file does not say how gradients are exchanged: these are DeepSpeed's defaults"
-# Any of these says that a mapping is DeepSpeed's.
-MARKS = {name.partition(".")[0] for name in ROWS} | {"wall_clock_breakdown", "activation_checkpointing"}
+# Names at the top of DeepSpeed's files (deepspeed/runtime/config.py, constants.py, and the configs of its parts).
+KNOWN = {name.partition(".")[0] for name in ROWS} | {
+    *("activation_checkpointing", "amp", "autotuning", "checkpoint", "comms_logger", "communication_data_type"),
+    *("compile", "compression_training", "csv_monitor", "curriculum_learning", "data_efficiency", "data_types"),
+    *("dataloader_drop_last", "disable_allgather", "dump_state", "eigenvalue", "elasticity", "flops_profiler"),
+    *("fp32_allreduce", "gradient_accumulation_dtype", "gradient_predivide_factor", "graph_harvesting"),
+    *("hybrid_engine", "load_universal_checkpoint", "memory_breakdown", "pipeline", "prescale_gradients"),
+    *("progressive_layer_drop", "quantize_training", "seq_parallel_communication_data_type", "sparse_attention"),
+    *("sparse_gradients", "tensor_parallel", "tensorboard", "torch_autocast", "use_data_before_expert_parallelism"),
+    *("use_node_local_storage", "wall_clock_breakdown", "wandb", "weight_quantization"),
+}  # fmt: skip
+# Those that other tools have too; DeepSpeed's are mappings with this key.
+_SHARED = {"bf16": "enabled", "fp16": "enabled", "optimizer": "type", "scheduler": "type", "amp": "enabled"}
+_COMMON = {*_SHARED, "checkpoint", "compile", "gradient_accumulation_steps", "pipeline", "tensorboard", "wandb"}
 
 
-def recognises(tree: Mapping[str, Any]) -> bool:
-    """Whether these are DeepSpeed's keys; accelerate's files have one of the name deepspeed_config instead."""
-    return bool(MARKS & tree.keys()) and "distributed_type" not in tree and "compute_environment" not in tree
+def likeness(tree: Mapping[str, Any]) -> float:
+    """The share of keys that are DeepSpeed's; accelerate's files have one of the name deepspeed_config instead."""
+    by_form = [name for name, key in _SHARED.items() if isinstance(tree.get(name), Mapping) and key in tree[name]]
+    return trainer_files.likeness(tree, KNOWN, {*KNOWN - _COMMON, *by_form}, 1)
 
 
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
