@@ -22,6 +22,7 @@ from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.progress import last_lines
+from trainkit.runner.report.summary import headline
 from trainkit.runner.supervisor.processes import STOP, handled
 from trainkit.text import MIB, format_duration
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
 MemoryKind = Literal["gpu", "rss"]
-Figure = Literal["seconds", "samples_per_second", "final_loss"]  # of which several runs have a median
+Figure = Literal["seconds", "samples_per_second", "final_loss", "evaluation"]  # of which several runs have a median
 
 # What a rank's standard error holds when memory, of a GPU or of the machine, ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
@@ -80,6 +81,8 @@ class Measurement:
     samples_per_second: float | None = None
     memory_bytes: int | None = None
     final_loss: float | None = None
+    evaluation: float | None = None
+    evaluated: str = ""  # what that is: the name of a metric, or loss
     run_directory: str = ""
 
 
@@ -110,6 +113,11 @@ class VariantRow:
         """Lowest and highest samples per second; None for fewer than two runs."""
         rates = self._known("samples_per_second")
         return (min(rates), max(rates)) if len(rates) > 1 else None
+
+    @property
+    def evaluated(self) -> str:
+        """What `evaluation` is; empty where no run has one."""
+        return next((run.evaluated for run in self.runs if run.evaluated), "")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -149,6 +157,7 @@ def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_direc
     ranks, cards = summary.get("memory") or (), summary.get("gpu_memory_occupied") or {}
     used = cards.values() if kind == "gpu" else [rank["rss"] for rank in ranks if rank.get("rss")]
     trained = summary.get("train_seconds")
+    evaluated, evaluation = headline(summary) or ("", None)
     return Measurement(
         outcome,
         summary.get("exit_code"),
@@ -157,6 +166,8 @@ def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_direc
         samples_per_second=summary.get("samples_per_second"),
         memory_bytes=max(used, default=None),
         final_loss=summary.get("final_loss"),
+        evaluation=evaluation,
+        evaluated=evaluated,
         run_directory=run_directory,
     )
 
@@ -312,8 +323,11 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
 
 def render(found: Comparison) -> str:
     """The table, with what its memory column means below."""
-    head = ("variant", "time", "samples/s", "vs base", MEMORY_HEAD[found.memory], "vs base", "final loss")
-    lines = [head, *(_cells(row) for row in found.rows)]
+    head: tuple[str, ...] = (
+        *("variant", "time", "samples/s", "vs base", MEMORY_HEAD[found.memory], "vs base", "final loss"),
+        *([evaluated] if (evaluated := _evaluated(found.rows)) else ()),
+    )
+    lines = [head, *(_cells(row, evaluated) for row in found.rows)]
     widths = [max(len(line[column]) for line in lines if len(line) == len(head)) for column in range(len(head))]
     widths[0] = max(len(line[0]) for line in lines)
     text = "".join(_line(line, widths) for line in lines)
@@ -367,6 +381,8 @@ def _record(row: VariantRow, memory: MemoryKind) -> dict[str, Any]:
             "relative_speed": row.speed,
             "relative_memory": row.memory,
             "final_loss": row.median("final_loss"),
+            "evaluation": row.median("evaluation"),
+            "evaluated": row.evaluated,
         }
     )
 
@@ -377,7 +393,13 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cells(row: VariantRow) -> tuple[str, ...]:
+def _evaluated(rows: Sequence[VariantRow]) -> str:
+    """The head of the column of evaluations: none where nothing, or not everything the same, was evaluated."""
+    names = {row.evaluated for row in rows if row.evaluated}
+    return f"eval {names.pop()}" if len(names) == 1 else ""
+
+
+def _cells(row: VariantRow, evaluated: str) -> tuple[str, ...]:
     if row.outcome != "ok":
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
@@ -387,6 +409,7 @@ def _cells(row: VariantRow) -> tuple[str, ...]:
         (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
         (row.memory, "{:.2f}".format),
         (row.median("final_loss"), "{:.4f}".format),
+        *(((row.median("evaluation"), "{:.4f}".format),) if evaluated else ()),
     )
     return (row.name, *("-" if value is None else text(value) for value, text in figures))
 

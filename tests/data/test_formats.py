@@ -10,11 +10,7 @@ import pytest
 
 from trainkit.data.files import SourceRow
 from trainkit.data.formats import (
-    CAUSAL,
     FORMATS,
-    LABELLING,
-    MASKED,
-    WRITING,
     Chat,
     FormatError,
     Pair,
@@ -25,6 +21,7 @@ from trainkit.data.formats import (
 )
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
+from trainkit.tasks import CAUSAL, LABELLING, MASKED, WRITING
 
 SAID = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
 TURNS = [{"from": "human", "value": "2+2="}, {"from": "gpt", "value": "4"}]

@@ -57,7 +57,9 @@ def test_exported_weights_have_the_evaluation_loss_of_the_run(
         return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
     parts.strategy.model.forward = loss
-    assert parts.evaluation.loss(parts.strategy, parts.eval_autocast) == pytest.approx(curve.eval_losses[4], rel=1e-6)
+    assert parts.evaluation.measured(parts.strategy, parts.eval_autocast)["loss"] == pytest.approx(
+        curve.eval_losses[4], rel=1e-6
+    )
     assert (read.config.architectures, read.config.n_positions) == (["GPT2LMHeadModel"], 32)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("README.md", "config.json", "generation_config.json", "model.safetensors"),

@@ -154,7 +154,7 @@ def _exported_weights_are_those_of_the_run(folder: Path, corpus: Path, whole: Cu
         "from trainkit.trainer.settings import World, read_settings; from trainkit.trainer.setup import assemble\n"
         "parts = assemble(read_settings(Path(sys.argv[2])), World(), torch.device('cpu'))\n"
         "parts.model.load_state_dict(load_file(sys.argv[1]))\n"
-        "print(parts.evaluation.loss(parts.strategy, parts.eval_autocast))"
+        "print(parts.evaluation.measured(parts.strategy, parts.eval_autocast)['loss'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder / "out/model.safetensors"), str(settings)],

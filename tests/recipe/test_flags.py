@@ -45,6 +45,11 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "do_train": (("--do_train", "--do_eval"), {"eval.every_steps": 1_000_000_000}),
     "early_stopping_patience": (("--early_stopping_patience", "3", "--eval_steps=5"), {"eval.patience": 3}),
     "eval_steps": (("--eval_steps", "5"), {"eval.every_steps": 5}),
+    "greater_is_better": (
+        ("--metric_for_best_model", "perplexity", "--greater_is_better", "True"),
+        {"eval.best_metric": "perplexity", "eval.greater_is_better": True},
+    ),
+    "metric_for_best_model": (("--metric_for_best_model", "eval_perplexity"), {"eval.best_metric": "perplexity"}),
     "fp16": (("--fp16", "TRUE"), {"precision.dtype": "fp16"}),
     "fsdp": (
         ("--fsdp", "shard_grad_op offload"),

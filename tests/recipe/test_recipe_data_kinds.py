@@ -36,11 +36,10 @@ MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
         (WRITES + "data: {kind: tokens, path: a.npy}", "needs sources with targets, and data.kind tokens has none"),
         (WRITES + "data: {kind: dataset, path: a, columns: {label: l}}", "are for model.task sequence_classification"),
         (PAIRS + "predict: {tokens: 8}", "predict.tokens requires predict.split"),
-        (PAIRS + "predict: {split: all, tokens: 8}\nstrategy: {kind: fsdp}", "and fsdp divides the weights"),
-        ("predict: {split: all, tokens: 8}", "predict.tokens is for model.task seq2seq_lm"),
+        ("predict: {split: all, tokens: 8}", "predict.tokens is for models of transformers that write"),
         (
             WRITES + "data: {kind: target, target: 'a:b'}\npredict: {split: all, tokens: 8}",
-            "of data.kind target the tokenizer is not known",
+            "predict.tokens needs rows with prompts or sources, and data.kind target has none",
         ),
         ("data: {kind: dataset, path: a, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),
         ("data: {kind: random, target_length: 8}", "data.target_length is for model.task seq2seq_lm"),

@@ -22,10 +22,15 @@ class Told:
     def __init__(self, *losses: float) -> None:
         self._losses = iter(losses)
 
-    def loss(self, strategy: object, autocast: object, tell: Callable[[], object]) -> float:
+    writes = False
+
+    def measured(self, strategy: object, autocast: object, tell: Callable[[], object]) -> dict[str, float]:
         """The next loss."""
         tell()
-        return next(self._losses)
+        return {"loss": next(self._losses)}
+
+    def decisive(self, measured: dict[str, float]) -> float:
+        return measured["loss"]
 
 
 def evaluating(settings: Settings, *told: float) -> Parts:
@@ -56,7 +61,7 @@ def test_a_run_stops_when_its_patience_is_over_and_saves_where_it_stopped(make_s
     progress, outcome = found.progress, found.result
     assert (progress.step, progress.stopped_early, progress.stopped_by) == (6, True, None)
     assert saved(settings) == [6]
-    assert (outcome["best_eval_loss"], outcome["best_step"], outcome["stopped_early"]) == (1.9, 4, True)
+    assert (outcome["best_value"], outcome["best_step"], outcome["stopped_early"]) == (1.9, 4, True)
 
 
 def test_patience_goes_on_where_the_checkpoint_left_it(make_settings: MakeSettings) -> None:
@@ -68,7 +73,7 @@ def test_patience_goes_on_where_the_checkpoint_left_it(make_settings: MakeSettin
     )
     parts = evaluating(second, 2.4, 2.3)
     assert resume(parts, restarted=False) == 2
-    assert parts.best == Best(loss=2.0, step=1, since=1)
+    assert parts.best == Best(value=2.0, step=1, since=1)
     assert trained(parts).progress.step == 3
 
 
@@ -77,7 +82,7 @@ def test_a_loss_that_is_no_number_is_never_the_lowest() -> None:
     assert not best.note(1, float("nan"))
     assert best.note(2, 5.0)
     assert not best.note(3, float("nan"))
-    assert best == Best(5.0, 2, 1)
+    assert best == Best("loss", True, 5.0, 2, 1)
 
 
 def test_a_run_of_no_steps_evaluates_what_it_resumes_and_changes_nothing(make_settings: MakeSettings) -> None:

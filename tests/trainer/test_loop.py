@@ -59,12 +59,13 @@ def test_evaluation_does_not_depend_on_how_passes_are_shared(make_settings: Make
     settings = dataclasses.replace(settings, batch=dataclasses.replace(settings.batch, eval_micro=4))
 
     def passes(world: World) -> list[tuple[int, ...]]:
-        return Evaluation(settings, parts.source.validation, world, CPU).passes
+        validation, encoder = parts.source.validation, parts.source.encoder
+        return Evaluation(settings, validation, world, CPU, model=parts.model, encoder=encoder).passes
 
     assert passes(World(0, 0, 1)) == passes(World(2, 2, 3))
     assert len({index for chosen in passes(World()) for index in chosen}) == sum(map(len, passes(World())))
-    first = parts.evaluation.loss(parts.strategy, parts.eval_autocast)
-    assert parts.evaluation.loss(parts.strategy, parts.eval_autocast) == first
+    first = parts.evaluation.measured(parts.strategy, parts.eval_autocast)["loss"]
+    assert parts.evaluation.measured(parts.strategy, parts.eval_autocast)["loss"] == first
     assert parts.strategy.model.training
 
 

@@ -43,7 +43,9 @@ def test_every_sample_gets_its_label_by_name_with_all_probabilities(
     for each in found:
         assert sum(each["probabilities"]) == pytest.approx(1, abs=1e-5)
         assert each["probabilities"][each["label"]] == max(each["probabilities"])
-        assert each["name"] == ["bad", "good"][each["label"]]
+        assert each["prediction"] == ["bad", "good"][each["label"]]
+        assert each["reference"] == ["bad", "good"][each["target"]]
+        assert each["source"] == chr(97 + each["sample"]) * 3
     held_out = predicted(make_settings(model=BERT, data=data, predict={"split": "validation"}))
     assert [each["sample"] for each in held_out] == [8, 9, 10]
 
@@ -101,7 +103,8 @@ def test_every_sample_of_a_language_model_gets_its_loss(
         batch = samples[[number - first]]
         with torch.no_grad():
             alone = float(parts.model.eval()(**batch.inputs)) / batch.counted
-        assert each == {"sample": number, "loss": pytest.approx(alone, abs=1e-5), "counted": 2}
+        shown = {"source": "", "reference": chr(97 + number) * 3}  # a text alone has no source
+        assert each == {"sample": number, **shown, "loss": pytest.approx(alone, abs=1e-5), "counted": 2}
 
 
 @pytest.mark.e2e

@@ -262,7 +262,8 @@ def test_predictions_are_losses_of_targets_and_a_sample_is_written_for_a_source(
     assert first["sample"] == 40
     assert first["loss"] == pytest.approx(expected, abs=2e-6)
     assert first["counted"] == batch.counted
-    assert (second["sample"], first["text"], second["text"]) == (41, "sum", "mat")
+    assert (second["sample"], first["prediction"], second["prediction"]) == (41, "sum", "mat")
+    assert {"source", "reference"} <= first.keys()
 
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # T5 1.1

@@ -126,7 +126,7 @@ def test_evaluation_and_saving_are_no_time_of_steps(
 
         return slower
 
-    monkeypatch.setattr(Evaluation, "loss", slow(Evaluation.loss))
+    monkeypatch.setattr(Evaluation, "measured", slow(Evaluation.measured))
     monkeypatch.setattr(Checkpoints, "save", slow(Checkpoints.save))
     asked = {"train": {"steps": 6}, "eval": {"every_steps": 2}, "checkpoint": {"every_steps": 3}}
     settings = make_settings(**asked, logging={"every_steps": 1})

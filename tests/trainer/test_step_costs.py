@@ -72,7 +72,7 @@ def test_a_step_reads_nothing_back_to_the_host(dtype: str, norm: float, make_set
 def test_an_evaluation_is_read_once_and_not_once_a_pass(make_settings: MakeSettings) -> None:
     parts = parts_of(make_settings(eval={"batches": 5}))
     with operations() as found:
-        parts.evaluation.loss(parts.strategy, parts.eval_autocast)
+        parts.evaluation.measured(parts.strategy, parts.eval_autocast)["loss"]
     assert len(parts.evaluation.passes) == 5
     assert found[READ] == 0  # `tolist` of one tensor copies it
 

@@ -13,10 +13,10 @@ import yaml
 
 from tests.wizard.conftest import Machine, Start, answered, machine_of, taken
 from tests.wizard.test_wizard_questions import WRITE, refused, to, words
-from trainkit.data.formats import CAUSAL
 from trainkit.recipe.merge import Merge
 from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import StrategyKind
+from trainkit.tasks import CAUSAL
 from trainkit.wizard.fine_tuning import MODELS
 from trainkit.wizard.question import resolve_text
 from trainkit.wizard.session import Session, completed, compose, finish

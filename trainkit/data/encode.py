@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from trainkit.data.chats import ChatError, ChatTemplate
 from trainkit.data.files import SourceRow
-from trainkit.data.formats import CAUSAL, CHATS, PROMPTED, WRITING, Chat, Pair, Ready, RowFormat, content_of
+from trainkit.data.formats import CHATS, PROMPTED, Chat, Pair, Ready, RowFormat, content_of
 from trainkit.data.tokenizer import Encoder, Tokenizer, open_encoder
 from trainkit.recipe.schema import DatasetData
+from trainkit.tasks import CAUSAL, WRITING
 
 IGNORE_INDEX = -100  # marks a target that is not predicted: the default `ignore_index` of torch's losses
 TOGETHER = 256  # rows whose texts the tokenizer gets at once

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from trainkit.data.chats import LEARNED
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import DatasetData, Recipe
-from trainkit.recipe.schema.model import task_of
 from trainkit.recipe.suggestions import nearest
+from trainkit.tasks import CAUSAL, LABELLING, MASKED, WRITING, task_of
 from trainkit.text import join_names
 
 if TYPE_CHECKING:
     from trainkit.data.files import SourceRow
-
-CAUSAL, WRITING, MASKED, LABELLING = "causal_lm", "seq2seq_lm", "masked_lm", "sequence_classification"
 
 
 @dataclass(frozen=True, slots=True)

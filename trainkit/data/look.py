@@ -20,7 +20,7 @@ from trainkit.files import cache_folder
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import BYTES
-from trainkit.recipe.schema.model import task_of
+from trainkit.tasks import task_of
 
 _MOST = 1 << 28  # bytes of the head of a safetensors file
 ROWS_LOOKED_AT = 200

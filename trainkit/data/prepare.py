@@ -45,7 +45,7 @@ from trainkit.data.files import (
     rows_of,
     values_of,
 )
-from trainkit.data.formats import LABELLING, RowFormat, packing_of, recognised
+from trainkit.data.formats import RowFormat, packing_of, recognised
 from trainkit.data.prepared import (
     FORMAT,
     Prepared,
@@ -65,7 +65,8 @@ from trainkit.files import cache_folder, parse_json, remove_tree, write_json
 from trainkit.hub.splits import RowSelection
 from trainkit.recipe.schema import DatasetData, HfModel, Recipe
 from trainkit.recipe.schema.data import BYTES, Mixed
-from trainkit.recipe.schema.model import places_of, task_of
+from trainkit.recipe.schema.model import places_of
+from trainkit.tasks import LABELLING, task_of
 from trainkit.text import join_names
 
 PIECE = 1 << 22  # bytes of a file that are one task

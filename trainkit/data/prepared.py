@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.data.encode import Limits, RowEncoder
-from trainkit.data.formats import CAUSAL, WRITING
 from trainkit.data.packing import bins_needed, groups_of, in_group
 from trainkit.errors import TrainingError
 from trainkit.files import parse_json, remove_tree, try_lock, write_json
 from trainkit.seeds import derived_seed
+from trainkit.tasks import CAUSAL, WRITING
 
 FORMAT = 4  # of the files; part of the digest
 PATIENCE = 3600.0  # seconds to wait for another process that prepares the same data

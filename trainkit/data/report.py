@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.data.encode import RowEncoder
-from trainkit.data.formats import CAUSAL
 from trainkit.data.prepared import Prepared, View
+from trainkit.tasks import CAUSAL
 from trainkit.text import join_names, pluralize, strip_control, table
 
 MANY = 0.01  # share of the texts, above which it is a warning that they are cut or left out

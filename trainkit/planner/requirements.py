@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trainkit.distribution import install, pip
+from trainkit.distribution import RELEASES, install, pip
 from trainkit.errors import Diagnostic, blocker, warning
 from trainkit.launch_plan.context import Context
 from trainkit.lazy import call
 from trainkit.machine.capability import has_flash_attention
 from trainkit.machine.facts import at_least
+from trainkit.metrics import METRICS
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.planner.techniques import value_of
 from trainkit.recipe.schema import Fsdp, Image
@@ -76,6 +77,21 @@ def _quantized(c: Context) -> str:
 def _flash_attention(c: Context) -> str:
     """What no GPU here can run need not be installed."""
     return _builtin("efficiency.attention", "flash_attention_2")(c) if has_flash_attention(c.cards) else ""
+
+
+METRIC_PACKAGES = sorted({each.package for each in METRICS.values() if each.package})
+
+
+def _metric(package: str) -> Callable[[Context], str]:
+    """The metrics that a layer names; those of the task by itself are left out where nothing computes them."""
+
+    def needed(c: Context) -> str:
+        named = (c.recipe.eval.metrics or ()) if c.program == "builtin" else ()
+        return next(
+            (f"eval.metrics {name}" for name in named if name in METRICS and METRICS[name].package == package), ""
+        )
+
+    return needed
 
 
 OTHER_IMAGE = "take an image that has it, and say so in container.packages"
@@ -145,6 +161,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _flash_attention,
         install="{pip} install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
     ),
+    *(Requirement(package, RELEASES[package][0], _metric(package)) for package in METRIC_PACKAGES),
     Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard")),
     Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb")),
 )

@@ -30,7 +30,7 @@ RESHARDING = frozenset({"single", "ddp", "fsdp"})
 class SavedCheckpoint:
     """A checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where unknown.
 
-    best_step: where the evaluation loss was the lowest by then; None where nothing was evaluated.
+    best_step: of the best evaluation by then; None where nothing was evaluated.
     damage: what is wrong with its files, "" for a complete one.
     """
 

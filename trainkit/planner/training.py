@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainkit.data.formats import packing_of
 from trainkit.data.seen import SeenModel
 from trainkit.launch_plan.context import Context
+from trainkit.metrics import lower_is_better, metrics_of, writes_texts, written_tokens
 from trainkit.optimizers import optimizer
 from trainkit.recipe.schema import DatasetData, GptModel, HfModel, RandomData, TargetModel, TextData, TokensData
 from trainkit.recipe.schema.model import quantized_bits
@@ -127,17 +128,19 @@ def _evaluates(context: Context) -> str:
     asked = context.recipe.eval
     if not asked.every_steps:
         return "never (eval.every_steps is 0)"
-    early = (
-        f"; stops after {pluralize(asked.patience, 'evaluation')} without a new lowest loss" if asked.patience else ""
-    )
-    return f"every {pluralize(asked.every_steps, 'step')} and at the end{early}"
+    better = "lowest" if lower_is_better(asked.best_metric, greater=asked.greater_is_better) else "highest"
+    early = f"; stops after {pluralize(asked.patience, 'evaluation')} without a new {better} {asked.best_metric}"
+    names = metrics_of(context.recipe)
+    writes = f" (of texts of at most {written_tokens(context.recipe)} tokens)"
+    what = f"{join_names(['loss', *names])}{writes if writes_texts(context.recipe, names) else ''}"
+    return f"{what}, every {pluralize(asked.every_steps, 'step')} and at the end{early if asked.patience else ''}"
 
 
 def _saves(context: Context) -> str:
     asked, recipe = context.recipe.checkpoint, context.recipe
     when = [f"every {pluralize(asked.every_steps, 'step')}"] if asked.every_steps else []
     when += ["at the end"] if asked.at_end or asked.every_steps else []
-    when += ["at the lowest evaluation loss"] if asked.keep_best else []
+    when += [f"at the best evaluation (by {recipe.eval.best_metric})"] if asked.keep_best else []
     if not when:
         return "nothing (checkpoint.at_end is false)"
     size = _checkpoint_bytes(context, context.seen.model)

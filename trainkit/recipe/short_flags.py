@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from trainkit.errors import Diagnostic, Origin
 from trainkit.lazy import call
+from trainkit.metrics import PREFIX
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.assignment import Assignment, read_value
 from trainkit.recipe.layer import ARGUMENTS
@@ -110,6 +111,7 @@ HF_VALUES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
         "optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)
     },
     "report_to": _reporters,
+    "metric_for_best_model": lambda value: {"eval.best_metric": str(value).removeprefix(PREFIX)},
     "hub_strategy": lambda value: {f"{_PUSH}.strategy": "all" if value == "all_checkpoints" else value},
     "resume_from_checkpoint": lambda value: {
         "checkpoint.resume": {"true": "auto", "false": "never"}.get(str(value).lower(), value)
@@ -169,6 +171,12 @@ SPECIAL = [
         ("optimizer.name",),
         "Optimizer: a name as in optimizer.name, or a class by its import path.",
         _by_value("optimizer.name"),
+    ),
+    Flag(
+        "--metric_for_best_model METRIC",
+        ("eval.best_metric",),
+        "What decides which evaluation is the best: loss, or a metric.",
+        _by_value("eval.best_metric"),
     ),
     Flag("--max_steps STEPS", ("train.steps",), "Optimizer steps; -1 for no limit.", _by_value("train.steps"), "steps"),
     Flag(

@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainkit.errors import TrainingError
+from trainkit.errors import TrainingError, first_line
 from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER
+from trainkit.metrics import LOSS, PREFIX
 from trainkit.seeds import derived_seed
 from trainkit.text import join_names, pluralize
+from trainkit.trainer.auto_batch import why_too_large
 from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.data.loader import training_batches
-from trainkit.trainer.data.source import Batch, bounds_of_micro
+from trainkit.trainer.data.source import Batch, bounds_of_micro, is_by_token
 from trainkit.trainer.distributed import sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.speed import STRETCHES, DataWaiting, Totals, TrainingFlops, steady, timed, tokens_in
@@ -84,7 +86,9 @@ class TrainingProgress:
         self.first_loss: float | None = None  # of this attempt, as of the first evaluation
         self.eval_loss: float | None = None
         self.first_eval_loss: float | None = None
-        self.lowest = False  # whether the latest step was evaluated, with the lowest loss so far
+        self.metrics: dict[str, float] = {}  # of the latest evaluation, beside its loss
+        self.first_metrics: dict[str, float] = {}
+        self.improved = False  # whether the latest step was evaluated, and was the best so far
         self.stopped_early = False
         self.stopped_by: Signals | None = None
         self.skipped = SkippedSteps()
@@ -107,13 +111,16 @@ class TrainingProgress:
         counts = (self.step, self._tokens, self._computed)
         return Totals(time.monotonic(), *counts, waited, compiled, self.aside_seconds)
 
-    def advance(self, targets: int, computed: int, loader_state: str = "") -> None:
-        """One more optimizer step has been launched. computed: tokens through the model. loader_state: of its batch."""
+    def advance(self, targets: int, computed: int, loader_state: str = "", *, by_token: bool = True) -> None:
+        """One more optimizer step has been launched. computed: tokens through the model. loader_state: of its batch.
+
+        by_token: whether its targets are tokens, and not whole samples.
+        """
         self.waiting.step_launched()
         self.step += 1
         self.step_tokens, self.loader_state = targets, loader_state
-        self.lowest = False
-        self._tokens += targets
+        self.improved = False
+        self._tokens += targets if by_token else 0
         self._computed += computed
         if self.step - self.first in STRETCHES:
             wait_for(self._device)
@@ -196,7 +203,8 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
                 [batch.counted, batch.targetless, batch.cut, batch.left_out, *requests.votes()], parts.world
             )
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
-            progress.advance(targets, tokens_in(batch) * parts.world.size, batch.loader_state)
+            computed = tokens_in(batch) * parts.world.size
+            progress.advance(targets, computed, batch.loader_state, by_token=is_by_token(batch.inputs))
             if targetless and not progress.targetless and parts.world.rank == 0:
                 why = "the prompt fills data.sequence_length, or the sample is a single token"
                 what = "warning: %s of step %d without a target to predict: %s"
@@ -212,7 +220,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
                 report_step(parts, progress, loss, norm, metrics)
             if progress.is_due(recipe.eval.every_steps):
                 evaluate(parts, progress, metrics)
-                # Needs no collective: all ranks have the same evaluation loss.
+                # Needs no collective: all ranks have measured the same.
                 progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
             # Several ranks act only on signals that all know of; a single rank need not wait for the next step's votes.
             progress.stopped_by, asked = requests.settle(votes if parts.world.size > 1 else None)
@@ -223,7 +231,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
             saves = requeued or (ends and (recipe.checkpoint.every_steps > 0 or recipe.checkpoint.at_end))
             # The upload at the end needs a checkpoint.
             saves = saves or (push and ends and not stopped)
-            best = progress.lowest and recipe.checkpoint.keep_best
+            best = progress.improved and recipe.checkpoint.keep_best
             if asked or best or saves or progress.is_due(recipe.checkpoint.every_steps):
                 save_checkpoint(parts, progress, loss, norm)
             if stopped or early:
@@ -361,16 +369,29 @@ def refuse_lost_run(parts: Parts, step: int, loss: float, norm: Tensor | float) 
 
 
 def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None:
-    """Loss on the validation samples, as a metrics line of its own."""
+    """Loss and metrics on the validation samples, as a line of their own. TrainingError where memory runs out."""
     with progress.aside():
         began = time.monotonic()
         tell = partial(parts.heartbeat.set_phase, EVALUATION)
-        progress.eval_loss = parts.evaluation.loss(parts.strategy, parts.eval_autocast, tell)
+        try:
+            found = parts.evaluation.measured(parts.strategy, parts.eval_autocast, tell)
+        except (RuntimeError, MemoryError) as error:
+            if not why_too_large(error, certain=False):
+                raise
+            size, writes = parts.settings.batch.eval_micro, parts.evaluation.writes
+            what = f"memory ran out in an evaluation, in a pass of {pluralize(size, 'sample')} of a rank"
+            lower = f"batch.eval_micro (it is {size})" if size > 1 else "data.sequence_length"
+            raise TrainingError(
+                f"{what}: {first_line(error)}", hint=f"lower {lower}{', or eval.tokens' if writes else ''}"
+            ) from error
         seconds = round(time.monotonic() - began, 6)
+    progress.improved = parts.best.note(progress.step, parts.evaluation.decisive(found))
+    progress.eval_loss = found.pop(LOSS)
+    progress.metrics = found
     if progress.first_eval_loss is None:
-        progress.first_eval_loss = progress.eval_loss
-    progress.lowest = parts.best.note(progress.step, progress.eval_loss)
-    metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, "eval_seconds": seconds})
+        progress.first_eval_loss, progress.first_metrics = progress.eval_loss, found
+    named = {f"{PREFIX}{name}": value for name, value in found.items()}
+    metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, **named, "eval_seconds": seconds})
 
 
 def save_checkpoint(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float) -> None:

@@ -15,7 +15,8 @@ import torch
 from trainkit.errors import TrainingError
 from trainkit.heartbeat import DATA, FORWARD, Heartbeat
 from trainkit.recipe.schema import Fsdp, HfModel, Recipe
-from trainkit.recipe.schema.model import quantized_bits, task_of
+from trainkit.recipe.schema.model import quantized_bits
+from trainkit.tasks import task_of
 from trainkit.text import join_names, pluralize
 from trainkit.trainer.auto_batch import FoundMicroBatch, ModelCopy, find_micro_batch
 from trainkit.trainer.checkpoint.manifest import Identity, as_decided, read_manifest
@@ -28,6 +29,7 @@ from trainkit.trainer.data.vocabulary import fitting_source
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
+from trainkit.trainer.metrics.scores import usable_metrics
 from trainkit.trainer.metrics.speed import TrainingFlops, training_flops
 from trainkit.trainer.models import MODELS
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
@@ -94,6 +96,7 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     # Parameters and FLOPs are counted before the strategy shards the model.
     parameters, work = Parameters.of(model), training_flops(model, settings, device)
     strategy = STRATEGIES[kind].build(model, settings, world, device)
+    evaluation = Evaluation(settings, source.validation, world, device, model=model, encoder=source.encoder)
     known = {"content": source.facts.get("content"), "sequence_length": recipe.data.sequence_length,
              "target_length": getattr(recipe.data, "target_length", None),
              "labels": source.labels.names if source.labels else (),
@@ -114,9 +117,9 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
         strategy=strategy,
         learning_rate=learning_rate(recipe.optimizer, recipe.schedule, steps),
         autocast=autocast(settings, settings.dtype, device),
-        evaluation=Evaluation(settings, source.validation, world, device),
+        evaluation=evaluation,
         eval_autocast=autocast(settings, settings.eval_dtype, device),
-        best=Best(),
+        best=evaluation.best(),
         checkpoints=Checkpoints(settings, checkpoint_folder(settings, world), identity, world),
         parameters=parameters,
         work=work,
@@ -185,6 +188,7 @@ def agreed_values(settings: Settings, source: Source, steps: int) -> Mapping[str
         "total steps": steps,
         "data": f"{source.description}, {len(source.train)} samples, {dict(source.facts)}",
         "evaluation": f"{line(recipe.eval)} eval_micro={batch.eval_micro} {settings.eval_dtype}",
+        "metrics that are installed": ", ".join(usable_metrics(recipe)),
         "logging.every_steps": recipe.logging.every_steps,
         "checkpoint": line(recipe.checkpoint, "at_end", "every_steps", "keep_best", "asynchronous"),
         "checkpoint.push_to_hub": line(recipe.checkpoint.push_to_hub),

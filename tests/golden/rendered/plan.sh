@@ -177,10 +177,14 @@ train:
 eval:
   every_steps: 0
   batches: 20
+  metrics: null
+  tokens: null
+  best_metric: loss
+  greater_is_better: null
   patience: 0
 predict:
   split: none
-  tokens: 0
+  tokens: null
 checkpoint:
   at_end: true
   every_steps: 0

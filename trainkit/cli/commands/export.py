@@ -52,7 +52,7 @@ def export(  # noqa: PLR0917 - a command's options
         str, Argument(metavar="[DEST]", help="Folder to create; default: <run>/exports/step-<8 digits>[-adapter].")
     ] = "",
     best: Annotated[
-        bool, Option("--best", help="The run's checkpoint with the lowest evaluation loss instead of the newest.")
+        bool, Option("--best", help="The run's checkpoint with the best evaluation instead of the newest.")
     ] = False,
     adapter: Adapter = False,
     dtype: Dtype = None,
@@ -159,6 +159,6 @@ def find_checkpoint(word: str, root: str, *, best: bool, step: int | None = None
     found = next((Path(each.path) for each in saved if each.step == step), None)
     if found is None:
         lost = "nothing was evaluated" if step is None else f"that of step {step} is no longer there"
-        hint = "checkpoint.keep_best keeps the one of the lowest evaluation loss"
+        hint = "checkpoint.keep_best keeps the one of the best evaluation"
         raise UsageError(f"{run} has no best checkpoint: {lost}", hint=hint)
     return found

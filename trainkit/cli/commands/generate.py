@@ -68,7 +68,7 @@ def generate(  # noqa: PLR0917 - a command's options
     step: Annotated[
         int | None, Option("--checkpoint", metavar="STEP", help="The run's checkpoint of this step, not the newest.")
     ] = None,
-    best: Annotated[bool, Option("--best", help="The run's checkpoint with the lowest evaluation loss.")] = False,
+    best: Annotated[bool, Option("--best", help="The run's checkpoint with the best evaluation.")] = False,
     device: Annotated[
         str | None,
         Option("--device", metavar="DEVICE", help="Default: a GPU, but none that may be training this run, or cpu."),

@@ -64,12 +64,17 @@ def shown_states(found: Sequence[tuple[RunState, RunLayout]], *, as_json: bool, 
 
 
 def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
+    from trainkit.runner.report.summary import evaluation_of_run
+
     fields = {name: value for name, value in asdict(found).items() if name != "word"}
-    return {"path": str(layout.root), "state": found.word, **fields}
+    name, value = evaluation_of_run(layout) or (None, None)
+    evaluated = {"metric": name, "value": value} if name else None
+    return {"path": str(layout.root), "state": found.word, **fields, "evaluation": evaluated}
 
 
 def describe_state(found: RunState, layout: RunLayout) -> str:
     """A state in a few words: what, where, how far, who says so."""
+    from trainkit.runner.report.summary import described_evaluation
     from trainkit.schedulers.jobs.run_state import age
 
     parts = [found.word.replace("_", " ")]
@@ -79,6 +84,8 @@ def describe_state(found: RunState, layout: RunLayout) -> str:
         parts.append(f"attempt {found.attempt}")
     if found.step is not None:
         parts.append(f"step {found.step}")
+    if measured := described_evaluation(layout):
+        parts.append(f"evaluation {measured}")
     if found.nodes:
         parts.append(f"on {found.nodes}")
     if found.job:

@@ -50,10 +50,11 @@ def list_runs(
     everywhere: Annotated[bool, Option("--all", help="All runs of this user on this machine, in any folder.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List runs, oldest first: state, exit code, steps, loss, program, strategy, launcher, folder.
+    """List runs, oldest first: state, exit code, steps, loss, evaluation, program, strategy, launcher, folder.
 
     Example: trainkit runs list quickstart
     """
+    from trainkit.runner.report.summary import described_evaluation
     from trainkit.runner.rundir import listing
     from trainkit.schedulers.jobs.run_state import Jobs, state_of
 
@@ -67,7 +68,7 @@ def list_runs(
         write_text(f"no runs in {join_names(roots) or 'any folder'}\n")
         return
     rows: list[tuple[str, ...]] = [
-        ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
+        ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "EVALUATION", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
     ]
     for run, state in found:
         started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
@@ -75,7 +76,9 @@ def list_runs(
         shown, code = f"{loss:.4f}" if isinstance(loss, float) else "-", str(exit_code_of(state))
         launched = (run.program, run.launched.get("strategy", ""), run.launched.get("launcher", ""))
         names = (one_line(each)[:_WIDEST] or "-" for each in launched)
-        rows.append((started, state.word.replace("_", " "), code, steps, shown, *names, str(run.layout.root)))
+        evaluated = one_line(described_evaluation(run.layout))[:_WIDEST] or "-"
+        told = (started, state.word.replace("_", " "), code, steps, shown, evaluated)
+        rows.append((*told, *names, str(run.layout.root)))
     write_text(table(rows))
 
 

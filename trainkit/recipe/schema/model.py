@@ -158,11 +158,6 @@ class Peft(Section):
 Model = Annotated[GptModel | HfModel | TargetModel, Field(discriminator="kind")]
 
 
-def task_of(recipe: Any) -> str:
-    """The task of a recipe's model; the native one predicts the next token."""
-    return recipe.model.task if isinstance(recipe.model, HfModel) else "causal_lm"
-
-
 # Settings of a config.json that say how many tokens a model can read at once.
 _PLACES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
 

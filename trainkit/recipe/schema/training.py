@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from trainkit.metrics import LOSS, METRICS
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.recipe.schema.base import MOST, Count, ImportPath, Section, section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 if TYPE_CHECKING:
-    # The registry is the only list of names, and type checkers cannot evaluate it.
+    # The registries are the only lists of names, and type checkers cannot evaluate them.
     OptimizerName = str
+    MetricName = str
 else:
     OptimizerName = Literal[tuple(OPTIMIZERS)]
+    MetricName = Literal[tuple(METRICS)]
 
 
 class Precision(Section):
@@ -211,9 +214,34 @@ class Eval(Section):
         20,
         "Evaluation passes of `eval_micro` samples, divided among the ranks: the same samples on any number of ranks.",
     )
+    metrics: list[MetricName | ImportPath] | None = setting(
+        None,
+        "What is measured beside the loss: names, and functions of your own by their import path `pkg.mod:name`, "
+        "called as name(predictions, references) with two lists, of label numbers or of texts; they return a number, "
+        "or a mapping of names to numbers. null is accuracy and f1 for a classifier, chrf of written texts for "
+        "seq2seq_lm, perplexity for other language models; [] is the loss alone.",
+        expects="an import path pkg.mod:name",
+    )
+    tokens: Count | None = setting(
+        None,
+        "Most tokens that are written for each held-out source or prompt, for metrics of texts; null is "
+        "`data.target_length`, or 128 for task causal_lm.",
+        unit="tokens",
+    )
+    best_metric: str = setting(
+        LOSS,
+        "What decides which evaluation is the best, for `patience`, `checkpoint.keep_best` and `--best`: `loss`, one "
+        "of `metrics`, or a name that a function of your own returns.",
+        min_length=1,
+    )
+    greater_is_better: bool | None = setting(
+        None,
+        "Whether the highest `best_metric` is the best; null is known of loss and of each name, and true otherwise.",
+        flag="greater_is_better",
+    )
     patience: int = setting(
         0,
-        "Early stopping after so many evaluations in a row without a new lowest loss; 0 is never.",
+        "Early stopping after so many evaluations in a row without a new best; 0 is never.",
         unit="evaluations",
         ge=0,
         flag="early_stopping_patience",
@@ -227,15 +255,15 @@ class Predict(Section):
 
     split: Literal["none", "validation", "train", "all"] = setting(
         "none",
-        "Samples for which the run writes the model's predictions to predictions.jsonl at its end: the label with all "
-        "probabilities, or the loss.",
+        "Samples for which the run writes source, reference and prediction to predictions.jsonl at its end, with the "
+        "probabilities of all labels, or the loss.",
     )
-    tokens: int = setting(
-        0,
-        "Most tokens that a model of task seq2seq_lm generates for each source, in addition to its target's loss: the "
-        "likeliest, or by the generation_config.json of its folder. 0 generates nothing.",
+    tokens: Annotated[int, Field(ge=0, le=MOST)] | None = setting(
+        None,
+        "Most tokens that a model of transformers for seq2seq_lm or causal_lm writes as its prediction for each source "
+        "or prompt of data.kind dataset: the likeliest, or by beams if the generation_config.json of its folder says "
+        "so. null is as for `eval.tokens`; 0 writes nothing.",
         unit="tokens",
-        ge=0,
     )
 
 
@@ -279,7 +307,8 @@ class Checkpoint(Section):
     keep: int = setting(2, "How many of the newest checkpoints to keep; 0 keeps all.", ge=0, flag="save_total_limit")
     keep_best: bool = setting(
         False,
-        "Save whenever the evaluation loss is the lowest so far, and keep that checkpoint in addition to the newest.",
+        "Save whenever an evaluation is the best so far (`eval.best_metric`), and keep that checkpoint in addition to "
+        "the newest.",
     )
     asynchronous: bool = setting(
         False,

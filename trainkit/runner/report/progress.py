@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.files import open_regular, parse_json, read_end
+from trainkit.metrics import PREFIX
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.text import format_duration, format_memory, format_rate
@@ -214,9 +215,26 @@ def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
     if not isinstance(step, int):
         return ""
     head = f"step {step}/{progress.total}" if progress.total else f"step {step}"
-    if "eval_loss" in record:
-        return f"{head}  evaluation loss {_number(record['eval_loss'])}"
+    if measured := evaluation_of(record):
+        return f"{head}  evaluation {'  '.join(f'{name} {_number(value)}' for name, value in measured.items())}"
     return "  ".join([head, *_parts(record)]) if "loss" in record else ""
+
+
+def evaluation_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Loss and metrics of the record of an evaluation, by their names; empty for any other."""
+    found = {name.removeprefix(PREFIX): value for name, value in record.items() if name.startswith(PREFIX)}
+    found.pop("seconds", None)
+    return found if "loss" in found else {}
+
+
+def latest_evaluation(metrics: Path) -> dict[str, Any]:
+    """Of the end of a run's metrics; empty where there is none."""
+    for line in reversed(read_end(metrics, TAIL_BYTES).splitlines()):
+        with contextlib.suppress(ValueError):  # a torn line
+            record = parse_json(line)
+            if isinstance(record, dict) and (found := evaluation_of(record)):
+                return found
+    return {}
 
 
 def _parts(record: Mapping[str, Any]) -> list[str]:

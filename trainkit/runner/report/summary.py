@@ -21,7 +21,7 @@ from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.gpu_watch import GpuWatch
-from trainkit.runner.report.progress import Progress
+from trainkit.runner.report.progress import Progress, latest_evaluation
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import BY_RANK, stragglers
@@ -49,6 +49,7 @@ FOREIGN = "only the built-in trainer, Trainer's result files, and steps seen by 
 OWN_BATCH = "it is the script's own: the recipe does not set it"
 NO_STEP = "no steps were left to run"
 NOT_FINITE = "it is infinite or not a number"
+WHOLE_SAMPLES = "its samples are predicted as a whole, not token by token"
 UNFINISHED = "the run ended before the trainer could report it"
 # Present in every summary: null if unknown, with the reason in `reasons`.
 REPORTED = ("steps", "final_loss", "eval_loss", "train_seconds", "samples_per_second", "tokens_per_second", "memory")
@@ -178,8 +179,10 @@ def build_summary(
         why = NO_STEP if result.get("steps") else UNTRAINED
     # An evaluation that was not requested needs no reason.
     missing = [name for name in REPORTED if known.get(name) is None and not (result and name == "eval_loss")]
+    whole = [name for name in missing if name == "tokens_per_second" and result.get("samples_per_second")]
     reasons = {
         **dict.fromkeys(missing, damage or why),
+        **dict.fromkeys(whole, WHOLE_SAMPLES),
         **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {}),
     }
     return {
@@ -277,13 +280,16 @@ def _outcome(summary: Summary, run_dir: Path) -> Iterator[tuple[str, str]]:
     if not isinstance(training, Mapping) or not data or not _has_stepped(summary):
         return
     yield "Trained", f"{training.get('model')}: {str(training.get('method')).partition(';')[0]}, on {data}"
-    losses = [_from_to(summary, "first_loss", "final_loss"), _from_to(summary, "first_eval_loss", "eval_loss")]
-    shown = [f"{name} {found}" for name, found in zip(("loss", "evaluation loss"), losses, strict=True) if found]
+    ends = [("loss", summary.get("first_loss"), summary.get("final_loss"))]
+    ends += [("evaluation loss", summary.get("first_eval_loss"), summary.get("eval_loss"))]
+    first = summary.get("first_metrics") or {}
+    ends += [(name, first.get(name), value) for name, value in (summary.get("metrics") or {}).items()]
+    shown = [f"{name} {found}" for name, *values in ends if (found := _from_to(*values))]
     if shown:
         yield "Success", ", ".join(shown)
-    best = summary.get("best_step")
-    if best is not None:
-        yield "Best", f"step {best}, evaluation loss {summary.get('best_eval_loss'):.4f}"
+    best, value = summary.get("best_step"), summary.get("best_value")
+    if best is not None and isinstance(value, int | float):
+        yield "Best", f"step {best}, evaluation {summary.get('best_metric')} {value:.4f}"
     saved = summary.get("saved")
     yield "Model", str(run_dir / str(saved)) if saved else "not saved (checkpoint.at_end is false)"
     words = shlex.quote(str(run_dir))
@@ -292,10 +298,34 @@ def _outcome(summary: Summary, run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "" if number else "Use it", command
 
 
-def _from_to(summary: Summary, first: str, last: str) -> str:
+def headline(summary: Summary) -> tuple[str, float] | None:
+    """The one number that says how good a run's model is: what decides the best, else the first metric, else the loss.
+
+    Its name, and its value at the last evaluation. None for a run without an evaluation.
+    """
+    measured, best = summary.get("metrics") or {}, summary.get("best_metric")
+    name = str(best if best in measured else next(iter(measured), "loss"))
+    value = summary.get("eval_loss") if name == "loss" else measured.get(name)
+    return (name, float(value)) if isinstance(value, int | float) else None
+
+
+def evaluation_of_run(layout: RunLayout) -> tuple[str, float] | None:
+    """The headline of a run: of its summary, or of its latest evaluation so far."""
+    if summary := read_json(layout.summary):
+        return headline(summary)
+    measured = latest_evaluation(layout.metrics)
+    return headline({"eval_loss": measured.pop("loss", None), "metrics": measured})
+
+
+def described_evaluation(layout: RunLayout) -> str:
+    """``accuracy 0.9150``; empty where nothing was evaluated."""
+    found = evaluation_of_run(layout)
+    return f"{found[0]} {found[1]:.4f}" if found else ""
+
+
+def _from_to(first: object, last: object) -> str:
     """``5.7701 → 4.1234``; the last alone where nothing was measured before."""
-    values = [summary.get(name) for name in (first, last)]
-    known = [f"{value:.4f}" for value in values if isinstance(value, int | float)]
+    known = [f"{value:.4f}" for value in (first, last) if isinstance(value, int | float)]
     return " → ".join(known if len({*known}) > 1 else known[-1:])
 
 
@@ -390,11 +420,14 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
         final += f" nats per {unit} (unigram entropy of the corpus: {entropy:.4f})"
     yield "Final loss", final
     yield "Mean loss", loss("mean_loss")
-    evaluated, best = loss("eval_loss"), summary.get("best_eval_loss")
-    if best is not None and best != summary.get("eval_loss"):
-        evaluated += f" (lowest: {loss('best_eval_loss')} at step {summary.get('best_step')})"
-    stopped = "; early stopping: no improvement" if summary.get("stopped_early") else ""
-    yield "Evaluation loss", f"{evaluated}{stopped}"
+    best, decides = summary.get("best_value"), summary.get("best_metric", "loss")
+    for name, value in {"loss": summary.get("eval_loss"), **(summary.get("metrics") or {})}.items():
+        text = loss("eval_loss") if name == "loss" else f"{value:.4f}" if isinstance(value, int | float) else NOT_FINITE
+        if name == decides and best is not None and best != value:
+            text += f" (best: {best:.4f} at step {summary.get('best_step')})"
+        if name == decides and summary.get("stopped_early"):
+            text += "; early stopping: no improvement"
+        yield f"Evaluation {name}", text
     share = summary.get("data_wait_share")
     if isinstance(share, int | float) and _has_stepped(summary):
         yield "Waiting for data", f"{share:.1%} of the training"

@@ -209,7 +209,7 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
             run=run,
             strategy=str(manifest["strategy"]),
             world_size=int(manifest["world_size"]),
-            best_step=int(best["step"]) if best.get("loss") is not None else None,
+            best_step=int(best["step"]) if best.get("value", best.get("loss")) is not None else None,
         )
         return [replace(saved, damage=_damage(folder, manifest["files"]))]
     except FileNotFoundError:

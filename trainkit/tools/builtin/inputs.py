@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.data.formats import CAUSAL, KEEPS_APART, MASKED, PROMPTED
+from trainkit.data.formats import KEEPS_APART, PROMPTED
 from trainkit.errors import Diagnostic, warning
 from trainkit.lora import NO_LORA, SAME, differing
 from trainkit.recipe.hub_name import is_repository
@@ -18,8 +18,9 @@ from trainkit.recipe.implied import ENCODER_RATE, FULL_RATE
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import DatasetData, GptModel, HfModel
 from trainkit.recipe.schema.data import BYTES
-from trainkit.recipe.schema.model import places_of, quantized_bits, task_of
+from trainkit.recipe.schema.model import places_of, quantized_bits
 from trainkit.recipe.suggestions import did_you_mean
+from trainkit.tasks import CAUSAL, MASKED, task_of
 
 if TYPE_CHECKING:
     from trainkit.data.seen import SeenData

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trainkit.errors import Diagnostic
+from trainkit.metrics import BY_ITSELF, LOSS, METRICS, SEVERAL, comparable, is_own, values_of
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.rules import RecipeRule, RecipeTree
 from trainkit.recipe.schema.data import BYTES
+from trainkit.recipe.suggestions import did_you_mean
+from trainkit.tasks import CAUSAL
+from trainkit.tasks import WRITING as TASK
+from trainkit.text import join_names
 
-TASK = "seq2seq_lm"
 # Key -> its value where nobody has set it.
 OF_PAIRS = {"data.target_length": None, "data.padding": "longest"}
 
@@ -38,20 +42,61 @@ def pairs_for_encoder_decoders(context: RecipeTree) -> Iterator[Diagnostic]:
 
 
 def predictions_that_can_be_written(context: RecipeTree) -> Iterator[Diagnostic]:
-    """Errors where predictions are to be written that no model here can write."""
-    key, strategy = "predict.tokens", context.get("strategy.kind")
-    if not context.whole(key):
+    """Errors where texts are to be written that no model here can write, or that nobody would see."""
+    for key in ("predict.tokens", "eval.tokens"):
+        if not context.whole(key):
+            continue
+        task = context.get("model.task") if context.get("model.kind") == "hf" else None
+        if task not in (TASK, CAUSAL):
+            what = f"{key} is for models of transformers that write ({CAUSAL}, {TASK}), and this one does not"
+            yield context.error(key, what, "remove it")
+        elif context.get("data.kind") != "dataset":
+            what = f"{key} needs rows with prompts or sources, and data.kind {context.get('data.kind')} has none"
+            yield context.error(key, what, "choose data.kind: dataset, or remove it")
+        elif key == "predict.tokens" and context.get("predict.split") == "none":
+            yield context.error(key, f"{key} requires predict.split", "set predict.split: validation")
+
+
+def metrics_compare_what_there_is(context: RecipeTree) -> Iterator[Diagnostic]:
+    """Errors for metrics that the task has nothing for, and for a best one that no evaluation gives."""
+    kind, task = context.get("model.kind"), context.get("model.task")
+    if context.incomplete or context.lacks_kind or any(key.startswith(("eval", "model")) for key in context.broken):
         return
-    if context.get("model.kind") != "hf" or context.get("model.task") != TASK:
-        yield context.error(key, f"{key} is for model.task {TASK}, which this model is not for", "remove it")
-    elif context.get("data.kind") == "target":
-        what = f"{key} needs texts to write, and of data.kind target the tokenizer is not known"
-        yield context.error(key, what, "choose data.kind: dataset, or remove it")
-    elif context.get("predict.split") == "none":
-        yield context.error(key, f"{key} requires predict.split", "set predict.split: validation")
-    elif strategy in ("fsdp", "zero3"):
-        what = f"{key} writes on each rank by itself, and {strategy} divides the weights"
-        yield context.error(key, what, "remove it and export the model, or set strategy.kind to ddp or zero2")
+    task = task if kind == "hf" else CAUSAL
+    named = context.get("eval.metrics")
+    names = list(BY_ITSELF.get(task, ()) if named is None and kind != "target" else named or ())
+    can = comparable(
+        task, kind, own_loss=context.get("train.loss") is not None, has_rows=context.get("data.kind") == "dataset"
+    )
+    for name in names if named is not None else ():
+        if is_own(name):
+            if not {"labels", "texts"} & {*can}:
+                what = f"eval.metrics {name} needs predictions: labels, or texts for rows with prompts or sources"
+                yield context.error("eval.metrics", what, f"remove it{_others(can)}")
+        elif not {*METRICS[name].of} & {*can}:
+            needs = {"labels": "a classifier", "texts": "a model of transformers that writes, with data.kind dataset",
+                     "tokens": "a language model", "loss": "a language model with its own loss"}  # fmt: skip
+            what = f"eval.metrics {name} is for {needs[METRICS[name].of[0]]}, and this is none"
+            yield context.error("eval.metrics", what, f"remove it{_others(can)}")
+    best, key = context.get("eval.best_metric"), "eval.best_metric"
+    given = (LOSS, *values_of([name for name in names if is_own(name) or {*METRICS[name].of} & {*can}]))
+    if best not in given and not any(map(is_own, names)):
+        several = SEVERAL.get(best)
+        hint = f"name one of {join_names(several)}" if several and several[0] in given else None
+        hint = hint or did_you_mean(best, given, f"name one of {join_names(given)}, or add it to eval.metrics")
+        yield context.error(key, f"{key} {best} is no number that an evaluation gives", hint)
+    steps, every = context.get("train.steps"), context.whole("eval.every_steps")
+    for each in ("eval.metrics", "eval.tokens"):
+        if context.get(each) and every == 0 and steps != 0:
+            yield context.error(each, f"{each} requires eval.every_steps > 0", "set eval.every_steps, as to 100")
+    if best == LOSS and context.get("eval.greater_is_better") is not None:
+        what = "eval.greater_is_better is about eval.best_metric, which is the loss: the lowest is the best"
+        yield context.error("eval.greater_is_better", what, "remove it, or name a metric in eval.best_metric")
+
+
+def _others(can: Sequence[str]) -> str:
+    fitting = [name for name, each in METRICS.items() if {*each.of} & {*can}]
+    return f", or choose of {join_names(fitting, 12)}" if fitting else ""
 
 
 def labels_for_classifiers(context: RecipeTree) -> Iterator[Diagnostic]:
@@ -159,6 +204,7 @@ RULES: tuple[RecipeRule, ...] = (
     streams_have_no_length,
     streams_know_lengths_late,
     masked_models_hide_tokens_themselves,
+    metrics_compare_what_there_is,
     named_evaluation_rows_are_no_share,
     pairs_for_encoder_decoders,
     predictions_that_can_be_written,

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainkit.data.formats import is_packed_stream, packing_of
+from trainkit.distribution import install
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optimizers
 from trainkit.machine.capability import AMPERE, VOLTA, fast_format, has_flash_attention, has_tensor_cores, named
 from trainkit.machine.facts import Gpu
+from trainkit.metrics import METRICS, metrics_of
 from trainkit.optimizers import MOMENTS, ZERO, optimizer
 from trainkit.recipe.schema import DatasetData, HfModel
 from trainkit.recipe.schema.model import quantized_bits
@@ -356,6 +358,17 @@ def streams(c: Context) -> Iterator[Diagnostic]:
         yield note(what, hint)
 
 
+def metrics_that_are_not_installed(c: Context) -> Iterator[Diagnostic]:
+    """Metrics that the task has by itself, and that nothing here computes. Those that a layer names are required."""
+    if not c.recipe.eval.every_steps or c.recipe.eval.metrics is not None:
+        return
+    lacking = [name for name in metrics_of(c.recipe) if (METRICS[name].package or "torch") not in c.facts.packages]
+    if lacking and c.facts.packages:
+        packages = sorted({METRICS[name].package for name in lacking})
+        what = f"the evaluation leaves {join_names(lacking)} out: {join_names(packages)} is not installed"
+        yield warning(what, install(c.facts.executable, *packages))
+
+
 SOURCE = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
 REQUIREMENTS, QUANTIZATION = f"{SOURCE}#requirements-tc", f"{SOURCE}#dim-quantization"
 
@@ -458,4 +471,5 @@ RULES: tuple[PlanRule, ...] = (
     tensor_core_advice,
     memory_advice,
     loader_processes_share_cores,
+    metrics_that_are_not_installed,
 )

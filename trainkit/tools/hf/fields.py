@@ -10,6 +10,7 @@ from typing import Any, Literal
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.provenance import chosen_at_start
 from trainkit.machine.facts import at_least
+from trainkit.metrics import lower_is_better
 from trainkit.optimizers import OPTIMIZERS, optimizer
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.short_flags import HF_VALUES
@@ -272,9 +273,19 @@ def _push_strategy(context: Context) -> Any:
     return "all_checkpoints" if asked == "all" else asked
 
 
-def _of_the_best(name: str, value: Any) -> Argument:
-    key = "checkpoint.keep_best"
-    return plain(name, key, encode=lambda context: value if chosen(context, key) else UNSET)
+def _of_the_best(name: str, encode: Callable[[Context], Any]) -> Argument:
+    """What says which checkpoint is the best, where one is kept."""
+    key, best = f"eval.{'best_metric' if name == 'metric_for_best_model' else name}", "checkpoint.keep_best"
+
+    def encoded(context: Context) -> Any:
+        return encode(context) if chosen(context, best) or is_set(context, "eval.best_metric", key) else UNSET
+
+    return plain(name, (key, best), encode=encoded)
+
+
+def _greater_is_better(context: Context) -> bool:
+    asked = context.recipe.eval
+    return not lower_is_better(asked.best_metric, greater=asked.greater_is_better)
 
 
 FIELDS: tuple[Argument, ...] = (
@@ -368,8 +379,8 @@ FIELDS: tuple[Argument, ...] = (
     plain("save_strategy", ("checkpoint.every_steps", "checkpoint.keep_best"), "steps", encode=_save_strategy),
     _every("save_steps", "checkpoint.every_steps", 500),
     plain("save_total_limit", "checkpoint.keep"),
-    _of_the_best("metric_for_best_model", "loss"),
-    _of_the_best("greater_is_better", False),
+    _of_the_best("metric_for_best_model", lambda context: chosen(context, "eval.best_metric")),
+    _of_the_best("greater_is_better", _greater_is_better),
     plain(
         "resume_from_checkpoint",
         "checkpoint.resume",

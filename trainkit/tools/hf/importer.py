@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import Diagnostic, RecipeError, UsageError
+from trainkit.metrics import LOSS, PREFIX, lower_is_better
 from trainkit.optimizers import MOMENTS
 from trainkit.recipe.assignment import Assignment, read_value
 from trainkit.recipe.hub_name import has_owner
@@ -321,9 +322,16 @@ def _push(reading: HfImport) -> None:
 
 
 def _best(reading: HfImport) -> None:
-    """`--save_strategy best` by the loss, which is what the recipe calls the best."""
-    greater = reading.flags.get("greater_is_better")
-    by_loss = reading.value("metric_for_best_model") in ("loss", "eval_loss")
-    if reading.value("save_strategy") == "best" and by_loss and (greater is None or greater.switch is False):
-        reading.take("save_strategy", {"checkpoint.keep_best": True})
-        reading.taken |= {"metric_for_best_model", "greater_is_better"}
+    """`--save_strategy best`, and by which metric: Trainer takes the greatest, unless its name ends with loss."""
+    greater, metric = reading.flags.get("greater_is_better"), reading.value("metric_for_best_model")
+    if reading.value("save_strategy") != "best" or metric is None:
+        return
+    name = metric.removeprefix(PREFIX)
+    is_greater = greater.switch if greater is not None else not name.endswith(LOSS)
+    reading.take("save_strategy", {"checkpoint.keep_best": True})
+    if name != LOSS:
+        reading.take("metric_for_best_model", {"eval.best_metric": name})
+    if lower_is_better(name) == is_greater:
+        where = "greater_is_better" if greater is not None else "metric_for_best_model"
+        reading.take(where, {"eval.greater_is_better": is_greater})
+    reading.taken |= {"metric_for_best_model", "greater_is_better"}

@@ -124,6 +124,12 @@ REFUSED: Table = {
         "Trainer evaluates on the whole data set",
         "pass the script's own limit in program.args, as max_eval_samples",
     ),
+    **dict.fromkeys(
+        ("eval.metrics", "eval.tokens"),
+        unsupported(
+            "the script computes its metrics (compute_metrics)", "leave it out, and compute them in the script"
+        ),
+    ),
     "eval.patience": unsupported(
         "stopping early is a callback, which the script adds",
         "add EarlyStoppingCallback in the script, and leave eval.patience out",

@@ -13,9 +13,11 @@ from trainkit import __version__
 from trainkit.files import read_json, read_json_lines
 from trainkit.hub.cache import name_of, public_name
 from trainkit.hub.push import signed
+from trainkit.metrics import LOSS, PREFIX
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.recipe.yaml_writer import block
+from trainkit.runner.report.progress import evaluation_of
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.text import pluralize
 
@@ -45,7 +47,8 @@ def card(recipe: Recipe, manifest: Mapping[str, Any], run: Path, *, adapters: bo
         "pipeline_tag": _PIPELINES[model.task if isinstance(model, HfModel) else "causal_lm"] if readable else "",
     }
     best = manifest.get("best") or {}
-    loss = f", evaluation loss {best['loss']:.4f} at step {best['step']}" if best.get("loss") is not None else ""
+    value = best.get("value", best.get("loss"))  # earlier releases compared losses alone
+    loss = f", evaluation {best.get('metric', LOSS)} {value:.4f} at step {best['step']}" if value is not None else ""
     what = f"{model.kind}, adapters of {exactly or 'a seeded model'}" if adapters else model.kind
     if base and not adapters:
         what += f", from {exactly}"
@@ -72,9 +75,10 @@ def _facts(recipe: Recipe, manifest: Mapping[str, Any], run: Path) -> Iterator[t
     yield "Data", " ".join("; ".join(filter(None, (names, described))).split()).replace("|", r"\|")
     peft = recipe.peft
     yield "Method", "all weights" if peft.kind == "none" else f"LoRA, rank {peft.rank}, alpha {peft.alpha:g}"
-    for name, title in (("loss", "Loss"), ("eval_loss", "Evaluation loss")):
-        lines = [each for each in read_json_lines(layout.metrics) if isinstance(each.get(name), int | float)]
-        if seen := [each for each in lines if each.get("step", 0) <= manifest["step"]]:
+    records = [each for each in read_json_lines(layout.metrics) if each.get("step", 0) <= manifest["step"]]
+    evaluated = dict.fromkeys(name for each in records for name in evaluation_of(each))
+    for name, title in {"loss": "Loss", **{f"{PREFIX}{name}": f"Evaluation {name}" for name in evaluated}}.items():
+        if seen := [each for each in records if isinstance(each.get(name), int | float)]:
             ends = dict.fromkeys(f"{each[name]:.4f} (step {each['step']})" for each in (seen[0], seen[-1]))
             yield title, " → ".join(ends)
     yield "Versions", ", ".join(f"{name} {version}" for name, version in _versions())

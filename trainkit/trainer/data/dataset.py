@@ -13,7 +13,7 @@ from typing import cast
 
 from trainkit.data.encode import Limits, RowEncoder
 from trainkit.data.files import START, RawRow, ShardPosition, ending, reading, rows_of
-from trainkit.data.formats import CAUSAL, WRITING, packing_of
+from trainkit.data.formats import packing_of
 from trainkit.data.prepare import RowFiles, model_settings, own_source, prepare, row_encoder, row_files
 from trainkit.data.prepared import Prepared
 from trainkit.data.report import described, remarks
@@ -21,8 +21,8 @@ from trainkit.errors import TrainingError
 from trainkit.hub.cache import public_name
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.recipe.schema.data import Mixed
-from trainkit.recipe.schema.model import task_of
 from trainkit.seeds import derived_seed
+from trainkit.tasks import CAUSAL, WRITING, task_of
 from trainkit.text import join_names, pluralize
 from trainkit.trainer.data.rows import BinnedSamples, JoinedSamples, TextSamples
 from trainkit.trainer.data.source import Batch, BatchFormat, Labels, Lengths, Samples, Source

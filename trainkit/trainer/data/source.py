@@ -251,6 +251,12 @@ def targets_of(inputs: Mapping[str, Tensor]) -> Tensor | None:
     return inputs.get("targets", inputs.get("labels"))
 
 
+def is_by_token(inputs: Mapping[str, Tensor]) -> bool:
+    """Whether samples are predicted token by token, and not as a whole."""
+    targets = targets_of(inputs)
+    return targets is not None and targets.dim() > 1
+
+
 def count_targets(inputs: Mapping[str, Tensor]) -> Tensor | int:
     """The number of targets or labels that are not -100; without either, one per sample."""
     targets = targets_of(inputs)

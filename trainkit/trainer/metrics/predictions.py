@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,21 @@ from torch.nn import functional
 from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
+from trainkit.metrics import compares, written_tokens
 from trainkit.recipe.schema import Recipe
 from trainkit.seeds import derived_seed
+from trainkit.tasks import MASKED, task_of
 from trainkit.trainer.checkpoint.manifest import newest
-from trainkit.trainer.data.source import Labels, count_targets, sample_length, targets_of
+from trainkit.trainer.data.source import Batch, count_targets, sample_length, targets_of
 from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.generate import Drawing, beginning, continued
 from trainkit.trainer.loop import TrainingProgress
 from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
+from trainkit.trainer.metrics.texts import Text, Writer, texts_of, writer_of
 from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.models.hf import EncoderDecoder
+from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.prompts import PromptError, encoder_of, is_of_bytes, prompt_ids, stop_ids, tokenizer_folder
 from trainkit.trainer.setup import Parts, facts_of
 
@@ -38,10 +42,11 @@ FILE = "predictions.jsonl"
 def predict(parts: Parts) -> None:
     """Write the predictions of `predict`. Every rank must call it, because weights may be sharded.
 
-    A line has `sample`, its number in the data set (validation follows training), and for classification `label`,
-    `name` where labels have names, `probabilities` of all labels and the true `target`; else `loss`, the mean over its
-    counted targets in nats, and `counted`, their number; with `predict.tokens` also the generated `text`
-    for the source. TrainingError if the file cannot be written.
+    A line has `sample`, its number in the data set (validation follows training), and where texts are known `source`
+    and `reference`. For classification also `prediction`, as `reference` a name or a number, the numbers of both,
+    `label` and `target`, and the `probabilities` of all labels. Else `loss`, the mean over the counted targets in nats,
+    `counted`, their number, and `prediction`, what the model writes for the source; of a sample of several texts a line
+    each, by `text`. TrainingError if the file cannot be written.
     """
     run_dir, main = parts.settings.run_dir, parts.world.rank == 0
     path, scratch, written = run_dir / FILE, run_dir / f".{FILE}.tmp", 0
@@ -65,7 +70,8 @@ def predict(parts: Parts) -> None:
 @torch.no_grad()
 def records(parts: Parts) -> Iterator[dict[str, Any]]:
     """The lines, in order, on every rank. Ranks take passes in turn."""
-    source, split = parts.source, parts.settings.recipe.predict.split
+    source, recipe = parts.source, parts.settings.recipe
+    split = recipe.predict.split
     # A user's own loss gives one number per batch, so each sample is a batch.
     size = 1 if parts.model.loss_function is not None else parts.settings.batch.eval_micro
     # No pass mixes training and validation samples.
@@ -75,62 +81,87 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
         if split in (name, "all")
         for start in range(0, len(samples), size)
     ]
+    writer = None
+    if "texts" in compares(recipe):
+        asked, sharded = recipe.predict.tokens, STRATEGIES[recipe.strategy.kind].hooks
+        tokens = written_tokens(recipe) if asked is None else asked
+        writer = writer_of(parts.model, source.encoder, parts.world, parts.device, tokens=tokens, sharded=sharded)
     parts.strategy.model.eval()
     for (samples, numbers, first), own in in_turn(passes, parts.world):
-        inputs = samples[numbers].on(parts.device)
         with parts.eval_autocast:
-            made = list(_judged(parts, inputs))
-            if isinstance(parts.model, EncoderDecoder) and parts.settings.recipe.predict.tokens:
-                texts = _written(parts, parts.model, inputs)
-                made = [{**record, "text": text} for record, text in zip(made, texts, strict=True)]
-        found = [{"sample": first + number, **record} for number, record in zip(numbers, made, strict=True)]
+            made = [*_judged(parts, samples[numbers], writer)]
+        found = [{"sample": first + numbers[row], **record} for row, record in made]
         for each in gather_from_ranks(found if own else [], parts.world):
             yield from each
     parts.strategy.model.train()
 
 
-def _judged(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
+Judged = tuple[int, dict[str, Any]]  # the row of a batch, and a line of it
+
+
+def _judged(parts: Parts, batch: Batch, writer: Writer | None) -> Iterator[Judged]:
+    inputs = batch.on(parts.device)
+    if parts.model.labels is not None:
+        yield from _labelled(parts, inputs)
+        return
+    # The ids of data of other kinds are no text that is known here.
+    read = parts.settings.recipe.data.kind in ("text", "dataset")
+    texts = texts_of(batch.inputs) if read else []
+    wanting = [text for text in texts if len(text.source)]
+    written = dict(zip(map(id, wanting), writer.write(wanting), strict=True)) if writer else {}
+    losses = [*_losses(parts, inputs, texts)]
+    encoder, alone = parts.source.encoder, len({text.row for text in texts}) == len(texts)
+    for number, (row, loss, counted) in enumerate(losses):
+        shown: dict[str, Any] = {}
+        if texts:
+            text = texts[number]
+            order = sum(before.row == text.row for before in texts[:number])
+            masked = parts.settings.recipe.model.kind == "hf" and task_of(parts.settings.recipe) == MASKED
+            source = (encoder.shown if masked else encoder.decode)(text.source.tolist())
+            shown = {} if alone else {"text": order}
+            shown |= {"source": source, "reference": encoder.decode(text.reference.tolist())}
+            shown |= {"prediction": written[id(text)]} if id(text) in written else {}
+        yield row, {**shown, "loss": round(loss, 6), "counted": counted}
+
+
+def _losses(parts: Parts, inputs: Mapping[str, Tensor], texts: Sequence[Text]) -> Iterator[tuple[int, float, int]]:
+    """Row, mean loss and counted targets of each text, or where none is known of each row."""
     model = parts.strategy.model
     if parts.model.loss_function is not None:
         count = int(count_targets(inputs))
-        return iter([{"loss": round(float(model(**inputs)) / max(1, count), 6), "counted": count}])
+        yield 0, float(model(**inputs)) / max(1, count), count
+        return
     truth = targets_of(inputs)
-    logits = model(**parts.model.shown(inputs)).float()
-    if parts.model.labels is not None:
-        return _labels(logits.softmax(dim=-1), truth, parts.source.labels)
     assert truth is not None
+    logits = model(**parts.model.shown(inputs)).float()
     losses = functional.cross_entropy(logits.transpose(1, 2), truth, ignore_index=IGNORE_INDEX, reduction="none")
-    counts = (truth != IGNORE_INDEX).sum(dim=1).cpu()
-    means = losses.cpu().double().sum(dim=1) / counts.clamp(min=1)  # on the host, because MPS has no 64-bit floats
-    pairs = zip(means.tolist(), counts.tolist(), strict=True)
-    return ({"loss": round(loss, 6), "counted": count} for loss, count in pairs)
+    # on the host, because MPS has no 64-bit floats
+    losses, counts = losses.cpu().double(), (truth != IGNORE_INDEX).cpu()
+    for row, start, stop in [(each.row, each.start, each.stop) for each in texts] or [
+        (row, 0, truth.shape[1]) for row in range(len(truth))
+    ]:
+        counted = int(counts[row, start:stop].sum())
+        yield row, float(losses[row, start:stop].sum()) / max(1, counted), counted
 
 
-@torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
-def _written(parts: Parts, model: EncoderDecoder, inputs: Mapping[str, Tensor]) -> list[str]:
-    """The text that transformers' generate() writes for each source."""
-    begun, end = beginning(parts.source.encoder, model, parts.device)
-    sources = inputs["input_ids"]
-    known = {"pad_token_id": model.padding, "decoder_start_token_id": int(begun[0, 0])}
-    inner: Any = model.inner
-    ids: Tensor = inner.generate(
-        input_ids=sources,
-        attention_mask=inputs.get("attention_mask", torch.ones_like(sources)),
-        decoder_input_ids=begun.expand(len(sources), -1),
-        max_new_tokens=parts.settings.recipe.predict.tokens,
-        **(known if end is None else {**known, "eos_token_id": end}),
-    )
-    encoder = parts.source.encoder
-    return [encoder.decode(row) for row in ids[:, begun.shape[1] :].tolist()]
+def _labelled(parts: Parts, inputs: Mapping[str, Tensor]) -> Iterator[Judged]:
+    truth, names = targets_of(inputs), parts.source.labels.names if parts.source.labels else ()
+    shares = parts.strategy.model(**parts.model.shown(inputs)).float().softmax(dim=-1).tolist()
+    targets = truth.tolist() if truth is not None else [None] * len(shares)
+    sources: list[dict[str, Any]] = [{}] * len(shares)
+    if parts.settings.recipe.data.kind == "dataset":
+        ids, seen = inputs["input_ids"].cpu(), inputs.get("attention_mask")
+        kept = [row if seen is None else row[seen[place].cpu() == 1] for place, row in enumerate(ids)]
+        sources = [{"source": parts.source.encoder.decode(row.tolist())} for row in kept]
 
+    def named(number: int | None) -> str | int | None:
+        return names[number] if number is not None and number < len(names) else number
 
-def _labels(probabilities: Tensor, truth: Tensor | None, known: Labels | None) -> Iterator[dict[str, Any]]:
-    names = known.names if known else ()
-    targets = truth.tolist() if truth is not None else [None] * len(probabilities)
-    for row, target in zip(probabilities.tolist(), targets, strict=True):
-        label = max(range(len(row)), key=row.__getitem__)
-        named = {"name": names[label]} if label < len(names) else {}
-        yield {"label": label, **named, "probabilities": [round(each, 6) for each in row], "target": target}
+    for row, (each, target) in enumerate(zip(shares, targets, strict=True)):
+        label = max(range(len(each)), key=each.__getitem__)
+        shown = {**sources[row], "reference": named(target), "prediction": named(label)}
+        probabilities = [round(share, 6) for share in each]
+        yield row, {**shown, "label": label, "target": target, "probabilities": probabilities}
 
 
 # Not compiled: each length up to the context would compile again.
@@ -206,8 +237,11 @@ def result(parts: Parts, progress: TrainingProgress) -> dict[str, Any]:
         "data": parts.source.description,
         "uses": uses(recipe),
         "saved": str(saved.relative_to(settings.run_dir)) if saved and saved.is_relative_to(settings.run_dir) else None,
-        "best_eval_loss": parts.best.loss,
-        "best_step": parts.best.step if parts.best.loss is not None else None,
+        "metrics": {name: finite(value) for name, value in progress.metrics.items()},
+        "first_metrics": {name: finite(value) for name, value in progress.first_metrics.items()},
+        "best_metric": parts.best.metric,
+        "best_value": parts.best.value,
+        "best_step": parts.best.step if parts.best.value is not None else None,
         "stopped_early": progress.stopped_early,
         "aside_seconds": round(progress.aside_seconds, 6),
         # of steps only, without the first ones; the same for `mfu`

@@ -146,10 +146,10 @@ class Totals(NamedTuple):
         return max(self.clock - self.compiled - self.aside, 1e-9)
 
     def rates(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, Any]:
-        """Rates of the steps; MFU is None if unknown."""
+        """Rates of the steps; tokens are None for samples that are predicted as a whole, MFU if unknown."""
         return {
             "samples_per_second": round(self.steps * global_batch / self.training, 3),
-            "tokens_per_second": round(self.tokens / self.training, 1),
+            "tokens_per_second": round(self.tokens / self.training, 1) if self.tokens or not self.steps else None,
             "mfu": work.share(self.computed / self.training, ranks),
         }
 

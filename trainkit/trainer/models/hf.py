@@ -91,6 +91,10 @@ class Transformer(Wrapped):
         self._options = {"use_cache": False} if self._takes_option("use_cache") else {}
         self._output: OutputLayer | None = None
 
+    def write(self, **options: Any) -> Tensor:
+        """transformers' generate(): as a method, which a strategy can treat as it does a forward pass."""
+        return cast("Tensor", self.inner.generate(**options))
+
     def _takes_option(self, name: str) -> bool:
         """Whether the model knows an option, or hands it on to its body, which does."""
         body = getattr(self.inner, self.inner.base_model_prefix, self.inner)

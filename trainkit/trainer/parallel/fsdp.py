@@ -10,7 +10,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
@@ -49,6 +55,8 @@ class Fsdp(Engine):
             options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
         # Last: the outermost unit takes what the units inside have left (fully_shard: bottom-up).
         self._sharded: FSDPModule = fully_shard(model, **options)
+        if hasattr(model, "write"):  # of the outermost unit the weights are gathered for it, too
+            register_fsdp_forward_method(model, "write")
         self._each = asked.reduce_gradients == "each_micro_step"
         super().__init__(model, settings, device)
 
