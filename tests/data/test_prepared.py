@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from tests.trainer.tiny_tokenizer import save_tokenizer
 from trainkit.data import packing
 from trainkit.data import prepare as preparing
 from trainkit.data.encode import RowEncoder
+from trainkit.data.look import look
 from trainkit.data.prepare import Made, Piece, prepare, prepared_already
 from trainkit.data.prepared import Prepared
 from trainkit.data.report import as_json, described, page, remarks
@@ -175,6 +177,7 @@ def test_messages_name_the_file_as_it_is_called_now(home: Path, tmp_path: Path) 
     "changes",
     [
         {"tokenizer": "other"}, {"prompt_prefix": "do: "}, {"skip_empty": True}, {"chat_template": "chatml"},
+        {"train_on_prompts": True}, {"max_rows": 8},
         {"chat_template": "own.jinja"}, {"columns": {"text": "prompt"}},
     ],
     ids=str,
@@ -191,10 +194,82 @@ def test_what_decides_the_tokens_is_part_of_their_key(
     first = made(path, **asked).tokens.folder
     assert made(path, **{**asked, **changes}).tokens.folder != first
     assert made(path, **asked, sequence_length=99, packing="dense", split_seed=3).tokens.folder == first
+    assert made(path, **asked, max_rows=9).tokens.folder == first, "of no more rows than that"
     if changes.get("chat_template") == "own.jinja":
         before = made(path, **{**asked, **changes}).tokens.folder
         (tmp_path / "own.jinja").write_text("{% for message in messages %}{{ message['content'] }}.{% endfor %}")
         assert made(path, **{**asked, **changes}).tokens.folder != before
+
+
+def gzipped(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_bytes(gzip.compress("".join(json.dumps(each) + "\n" for each in rows).encode()))
+    return path
+
+
+def listed(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def cells(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("text\n" + "".join(f"{each['text']}\n" for each in rows))
+    return path
+
+
+WRITERS: dict[str, Callable[[Path, list[dict[str, str]]], Path]] = {
+    "jsonl": lines, "parquet": parquet, "jsonl.gz": gzipped, "json": listed, "csv": cells,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("most", [1, 30, 50, 69, 70, 71, 140, 500])
+def test_of_each_source_so_many_rows_are_read_and_some_of_them_held_out(
+    most: int, form: str, home: Path, tokenised: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "PIECE", 1 << 10)
+    rows = texts(140)
+    files = [WRITERS[form](tmp_path / f"{place}.{form}", rows[place : place + 70]) for place in (0, 70)]
+    if most == 1:
+        with pytest.raises(TrainingError, match="nothing is left to evaluate on: 1 row") as caught:
+            made(files, max_rows=1)
+        assert caught.value.diagnostics[0].hint.startswith("raise data.max_rows")
+        return
+    prepared = made(files, max_rows=most, packing="none", sequence_length=100)
+    found = [bytes(prepared.tokens.text(number)[0].tolist()).decode() for number in range(len(prepared.tokens.rows))]
+    assert found == [each["text"] for each in rows[:most]]
+    assert sum(tokenised) == len(found), "and no others"
+    assert prepared.view.train.rows + prepared.view.validation.rows == len(found)
+    assert prepared.view.validation.rows >= 1
+    assert prepared_already(recipe_for(files, max_rows=most, packing="none", sequence_length=100), tmp_path)
+    seen = look(recipe_for(files, max_rows=most), str, os.environ)
+    assert seen.rows in (None, len(found))
+
+
+def test_rows_of_files_to_evaluate_on_are_as_many_at_most(home: Path, tmp_path: Path) -> None:
+    rows = texts(60)
+    path, own = lines(tmp_path / "a.jsonl", rows[:40]), lines(tmp_path / "b.jsonl", rows[40:])
+    view = made(path, validation_path=str(own), max_rows=12).view
+    assert (view.train.rows, view.validation.rows) == (12, 12)
+    view = made(path, validation_path=str(own), max_rows=30).view
+    assert (view.train.rows, view.validation.rows) == (30, 20)
+    description, _ = told(path, validation_path=str(own), max_rows=30)
+    assert "50 texts" in description
+    assert "(data.max_rows: at most the first 30)" in description
+
+
+def test_a_file_of_token_ids_is_read_up_to_the_last_row_that_counts(home: Path, tmp_path: Path) -> None:
+    ids = [{"input_ids": [number, number + 1, number + 2]} for number in range(50)]
+    path = parquet(tmp_path / "a.parquet", ids)
+    prepared = made(path, max_rows=33)
+    assert prepared.tokens.ids.tolist() == [each for row in ids[:33] for each in row["input_ids"]]
+
+
+def test_files_behind_the_last_row_that_counts_are_not_looked_at(home: Path, tmp_path: Path) -> None:
+    first = lines(tmp_path / "a.jsonl", texts(20))
+    (tmp_path / "b.jsonl").write_text("no JSON")
+    assert made([first, tmp_path / "b.jsonl"], max_rows=20).view.train.rows == 19
+    with pytest.raises(TrainingError, match=r"b\.jsonl:1 is not JSON"):
+        made([first, tmp_path / "b.jsonl"], max_rows=21)
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "remove", "no metadata", "half metadata"])

@@ -67,6 +67,16 @@ def test_what_is_taken_is_bit_equal_to_a_build_in_one_go(
     assert found["skipped"] == 40
 
 
+def test_a_file_that_is_read_in_part_is_not_prepared_alone(tmp_path: Path) -> None:
+    files = labelled(tmp_path)
+    asked = recipe(tmp_path / "parts", files, max_rows=100)
+    prepare_files(asked, files)
+    assert len([*(tmp_path / "parts").glob("*/meta.json")]) == 1
+    found = contents(prepare(asked, tmp_path)[0].tokens.folder)
+    assert found == in_one_go(tmp_path, files, max_rows=100)
+    assert found["rows"] == 100
+
+
 @pytest.mark.cli
 @pytest.mark.parametrize("die_at", [1, 4, 5])
 def test_a_build_that_is_killed_while_it_copies_is_gone_on_with(

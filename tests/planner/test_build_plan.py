@@ -124,6 +124,9 @@ OTHER_TRAINING: list[dict[str, Any]] = [
     {"data": {"path": "corpus"}},
     {"data": {"kind": "random"}},
     {"data": {"kind": "random", "classes": 2}},
+    {"data": {"kind": "dataset", "path": "rows", "tokenizer": "bytes"}},
+    {"data": {"kind": "dataset", "path": "rows", "tokenizer": "bytes", "max_rows": 100}},
+    {"data": {"kind": "dataset", "path": "rows", "tokenizer": "bytes", "train_on_prompts": True}},
     {"batch": {"global": 32}},
     {"train": {"seed": 1}},
     {"train": {"max_grad_norm": 0.0}},
@@ -144,6 +147,15 @@ def test_the_training_digest_stands_for_what_decides_training_and_for_nothing_el
         assert other.recipe_digest != base.recipe_digest, recipe
     digests = [build_plan(layered(BASE, recipe), machine()).plan.training_digest for recipe in OTHER_TRAINING]
     assert len({base.training_digest, *digests}) == 1 + len(OTHER_TRAINING)
+
+
+def test_a_plan_says_how_many_rows_are_read_and_that_prompts_are_learned(layered: Layered, machine: Machine) -> None:
+    for data, said in (
+        ({"path": "rows"}, "at most the first 100 rows of it; 5% of the rows held out; prompts are learned too"),
+        ({"streaming": True, "mix": [{"path": "a"}, {"path": "b"}]}, "at most the first 100 rows of each; the first 1"),
+    ):
+        asked = {"data": {"kind": "dataset", "max_rows": 100, "train_on_prompts": True, **data}}
+        assert said in dict(build_plan(layered(BASE, asked), machine()).plan.training)["data"]
 
 
 ROWS: dict[str, Any] = {"kind": "dataset", "path": "rows.jsonl", "tokenizer": "llama"}

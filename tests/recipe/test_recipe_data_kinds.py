@@ -35,6 +35,11 @@ MASKED = "model: {kind: hf, architecture: bert, task: masked_lm}\n"
         (WRITES + "data: {kind: text}", "needs sources with targets, and data.kind text has none"),
         (WRITES + "data: {kind: tokens, path: a.npy}", "needs sources with targets, and data.kind tokens has none"),
         (WRITES + "data: {kind: dataset, path: a, columns: {label: l}}", "are for model.task sequence_classification"),
+        (
+            MASKED + "data: {kind: dataset, path: a, train_on_prompts: true}",
+            "data.train_on_prompts is for model.task causal_lm, and masked_lm learns no prompt",
+        ),
+        ("data: {kind: dataset, path: a, max_rows: 0}", "data.max_rows must be a whole number (1 or more)"),
         (PAIRS + "predict: {tokens: 8}", "predict.tokens requires predict.split"),
         ("predict: {split: all, tokens: 8}", "predict.tokens is for models of transformers that write"),
         (

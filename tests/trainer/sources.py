@@ -33,9 +33,14 @@ def parquet(path: Path, rows: Sequence[Mapping[str, Any]], group: int = 20, **op
 
 def opened(kind: str, path: object = None, model: Mapping[str, Any] | None = None, **settings: Any) -> Source:
     """A source of a kind of data. path: of a file or folder, or several."""
+    return SOURCES[kind](recipe_of(kind, path, model, **settings), Path())
+
+
+def recipe_of(kind: str, path: object = None, model: Mapping[str, Any] | None = None, **settings: Any) -> Recipe:
+    """The recipe of such a source."""
     named = {"path": [str(each) for each in path] if isinstance(path, list) else str(path)} if path else {}
     recipe = {"data": {"kind": kind, **named, **settings}, **({"model": model} if model else {})}
-    return SOURCES[kind](Recipe.model_validate(recipe), Path())
+    return Recipe.model_validate(recipe)
 
 
 def shown(ids: Any) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.sources import BERT, TINY, lines, opened, shown
-from tests.trainer.tiny_tokenizer import CHATML
+from tests.trainer.sources import BERT, TINY, lines, opened, recipe_of, shown
+from tests.trainer.tiny_tokenizer import CHATML, save_tokenizer
 from tests.trainer.training import MakeSettings, parts_of
+from trainkit.data.look import look
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.source import Source
@@ -91,6 +92,52 @@ def test_prompts_are_read_and_only_answers_are_predicted(packing: str, read: Rea
     assert first in ("2+2=4 o", "1+1=2 o")
     assert shown(batch.inputs["targets"])[0].startswith("...4 ok" if first[0] == "2" else "...2 ok")
     assert batch.counted == 4
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("packing", ["isolated", "dense", "none"])
+def test_prompts_are_learned_too_where_the_recipe_says_so(packing: str, streaming: bool, tmp_path: Path) -> None:
+    path, own = lines(tmp_path / "a.jsonl", [ANSWER]), lines(tmp_path / "b.jsonl", [ANSWER])
+    asked = {**ASKED, "packing": packing, "validation_path": str(own), "streaming": streaming}
+    found = opened("dataset", path, **asked, train_on_prompts=True)
+    for side in (found.train, found.validation):
+        batch = side[[0]]
+        assert shown(batch.inputs["targets"]) == ["+2=4 ok."]
+        assert batch.counted == 7
+    if not streaming:
+        assert found.description.startswith("2 prompts with answers of 16 bytes, all of them learned")
+        assert found.facts["learned"] == 16
+
+
+def test_a_chat_is_learned_with_all_of_its_template_where_the_recipe_says_so(tmp_path: Path) -> None:
+    tokenizer = str(save_tokenizer(tmp_path / "tokenizer", template=CHATML))
+    said = [("system", "the cat"), ("user", "sat"), ("assistant", "on"), ("user", "the"), ("assistant", "mat")]
+    chat = {"messages": [{"role": role, "content": content} for role, content in said]}
+    alone = {"messages": chat["messages"][:2]}
+    path = lines(tmp_path / "a.jsonl", [chat, alone, chat])
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "packing": "none", "sequence_length": 64}
+    found = opened("dataset", path, **asked, train_on_prompts=True)
+    for number in range(len(found.train)):
+        inputs = found.train[[number]].inputs
+        tokens, targets = inputs["tokens"][0].tolist(), inputs["targets"][0].tolist()
+        learned = targets[: targets.index(-100)]
+        assert tokens[1 : len(learned)] == learned[:-1], "all but the first token is a target"
+        assert len(learned) > 4
+    assert len(found.train) + len(found.validation) == 3, "one without an answer too"
+    weighted = {"messages": [{**chat["messages"][2], "weight": 0}, *chat["messages"][3:]]}
+    lines(path, [chat, weighted])
+    with pytest.raises(
+        TrainingError, match=r"a\.jsonl:2: message 1 says that it is not learned, and data.train_on_pro"
+    ):
+        opened("dataset", path, **asked, train_on_prompts=True)
+    seen = look(recipe_of("dataset", path, **asked, train_on_prompts=True), str, {})
+    assert seen.fault is not None and "a.jsonl:2: message 1 says that it is not learned" in seen.fault[0]
+
+
+def test_rows_that_say_themselves_what_is_learned_are_refused_beside_learned_prompts(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}] * 3)
+    with pytest.raises(TrainingError, match=r"data\.train_on_prompts learns all of a row, and the labels of these"):
+        opened("dataset", path, train_on_prompts=True)
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_no_data_set(read: Read) -> None:

@@ -269,6 +269,34 @@ def test_empty_rows_are_passed_over_where_the_recipe_says_so(form: str, packing:
 
 
 @PACKED
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_of_each_streamed_source_so_many_rows_are_read(form: str, packing: str, tmp_path: Path) -> None:
+    write = parquet if form == "parquet" else lines
+    rows = texts(90)
+    paths = [write(tmp_path / "all" / f"{place}.{form}", rows[place : place + 30]) for place in (0, 30, 60)]
+    few = [paths[0], write(tmp_path / f"part.{form}", rows[30:40])]
+    other = lines(tmp_path / "other.jsonl", texts(40, "other"))
+    streamed: dict[str, Any] = {"packing": packing, "shuffle_buffer": 13, "validation_rows": 5}
+
+    def fresh(paths: Sequence[Path], other: Path, **more: Any) -> Source:
+        mix = [{"path": [str(each) for each in paths]}, {"path": str(other)}]
+        return opened("dataset", mix=mix, **streamed, **more)
+
+    expected = fresh(few, other)
+    found = fresh(paths, other, max_rows=40)
+    whole = steps(found, range(20))
+    assert same(whole, steps(expected, range(20)))
+    assert same([found.validation[range(len(found.validation))]], [expected.validation[range(len(found.validation))]])
+    assert same(steps(resumed(fresh(paths, other, max_rows=40), whole[8].loader_state, GLOBAL * 9), range(9, 20)),
+                whole[9:])  # fmt: skip
+    assert found.description.endswith(", at most the first 40 rows of each")
+    assert found.facts["files"] == 3
+    with pytest.raises(TrainingError, match="has no row to train on beside the 5 rows held out") as caught:
+        fresh(paths, other, max_rows=5)
+    assert caught.value.diagnostics[0].hint == "set data.validation_rows lower, or data.max_rows higher"
+
+
+@PACKED
 def test_what_is_before_a_bookmark_is_not_read_again(packing: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", texts(400))
     settings: dict[str, Any] = {"packing": packing, "shuffle_buffer": 20, "validation_rows": 2}

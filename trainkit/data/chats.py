@@ -190,6 +190,20 @@ class ChatTemplate:
         whole = [Rendering(full, tuple(reversed(shared)))] if shared or not own else []
         return [*whole, *reversed(own)]
 
+    def whole(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> Rendering:
+        """A chat as one text, all of which is learned. ChatError for a message that says it is not."""
+        if tools and self._for_tools:
+            return self._for_tools.whole(messages, tools)
+        if tools and not self._shows_tools:
+            self._remark(UNUSED_TOOLS)
+        require_all_learned(messages)
+        chat, text, _ = self._printable(_checked(messages), tools, prompt=False)
+        for message in chat:
+            self._look_for_cuts(message, text)
+        if chat[-1]["role"] == "assistant" and not self._stop(text, 0, len(text)):
+            self._remark(NO_STOP)
+        return Rendering(text, ((0, len(text)),))
+
     def _by_marks(
         self,
         chat: list[Message],
@@ -336,6 +350,16 @@ def learned_mask(offsets: Sequence[tuple[int, int]], learned: Sequence[tuple[int
 def require_answer(messages: Sequence[Mapping[str, Any]]) -> None:
     """ChatError for a chat that no template can make learnable."""
     _answers(_checked(messages))
+
+
+def require_all_learned(messages: Sequence[Mapping[str, Any]]) -> None:
+    """ChatError for a chat of which a message says that it is not learned."""
+    for number, message in enumerate(messages, 1):
+        if not _is_learned(message, number):
+            raise ChatError(
+                f"message {number} says that it is not learned, and data.train_on_prompts learns all of a chat: "
+                "leave one of them out"
+            )
 
 
 def _answers(chat: Sequence[Message]) -> list[int]:

@@ -50,6 +50,8 @@ class RowEncoder:
         template = None
         if data.prompt_prefix and form.name not in PROMPTED:
             raise ChatError("data.prompt_prefix goes before a prompt or a source, and these rows have none")
+        if data.train_on_prompts and "labels" in form.columns:
+            raise ChatError("data.train_on_prompts learns all of a row, and the labels of these say what is learned")
         if task == CAUSAL and form.name in CHATS and data.chat_template != "none":
             chosen = data.chat_template
             own = isinstance(encoder, Tokenizer) and encoder.has_template
@@ -120,6 +122,7 @@ class RowEncoder:
             [each.after for each in pairs]
         )  # fmt: skip
         before = encoder.plain_all([each.before for each in pairs])
+        of_prompt = b"\1" if self.data.train_on_prompts else b"\0"
         made = []
         for row, source, target in zip(rows, before, after, strict=True):
             if self.task == WRITING:
@@ -134,20 +137,26 @@ class RowEncoder:
                 second = [*target, *encoder.closing(final=not self.whole)]
                 if not first and not second:
                     raise row.wrong(f"field {self.content_fields[0]!r} gives no token")
-            made.append([EncodedText([*first, *second], bytes(len(first)) + b"\1" * len(second))])
+            made.append([EncodedText([*first, *second], of_prompt * len(first) + b"\1" * len(second))])
         return made
 
     def _chats(self, rows: Sequence[SourceRow], contents: Sequence[Chat | Pair | Ready]) -> list[list[EncodedText]]:
         assert self.template is not None and isinstance(self.encoder, Tokenizer)
-        renderings = []
+        template, whole, renderings = self.template, self.data.train_on_prompts, []
         for row, chat in zip(rows, contents, strict=True):
             assert isinstance(chat, Chat)
             try:
-                renderings.append(self.template.learnable(chat.messages, chat.tools, only_last=chat.only_last))
+                renderings.append(
+                    [template.whole(chat.messages, chat.tools)]
+                    if whole
+                    else template.learnable(chat.messages, chat.tools, only_last=chat.only_last)
+                )
             except ChatError as error:
                 raise row.wrong(str(error)) from error
         flat = [each for several in renderings for each in several]
-        texts = iter([EncodedText(*found) for found in self.encoder.learned(flat)])
+        # A token without a character of its own lies in no range.
+        found = self.encoder.learned(flat)
+        texts = iter([EncodedText(ids, b"\1" * len(ids) if whole else learned) for ids, learned in found])
         return [[next(texts) for _ in several] for several in renderings]
 
     def _ready(self, row: SourceRow, content: Ready) -> EncodedText:

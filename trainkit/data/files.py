@@ -368,17 +368,58 @@ class RawRow(NamedTuple):
 _IN_PLACE = "mend the file there: each row is an object of fields"
 
 
-def rows_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[RawRow]:
+def rows_of(
+    path: Path, columns: Sequence[str], start: ShardPosition = START, end: float | None = None
+) -> Iterator[RawRow]:
     """The rows of a file from a position on, without blank lines. TrainingError names a row that cannot be read.
 
-    columns: of a table, to read no others, as far as they are there; all of them if none is named.
+    columns: of a table, to read no others, as far as they are there; all of them if none is named. end: the row before
+    which to end, as :class:`ShardPosition` counts them.
     """
+    for raw in _every_row_of(path, columns, start):
+        if end is not None and raw.position.row >= end:
+            return
+        yield raw
+
+
+def _every_row_of(path: Path, columns: Sequence[str], start: ShardPosition) -> Iterator[RawRow]:
     if ending(path) not in TABLES:
         with reading(path), path.open("rb") as file:
             yield from _text_rows(path, file, start, _name_inside(path.name))
         return
     for row, batch in batches_of(path, columns, start):
         yield from values_of(path, batch, start.shard, row)
+
+
+def first_rows(files: Sequence[Path], most: int | None) -> tuple[list[Path], int | None]:
+    """The files that hold the first so many rows, and the row of the last one before which these end.
+
+    None where that is read to its end. Only rows up to there are looked for, and of parquet none.
+    """
+    left = most
+    for number, path in enumerate(files if left is not None else ()):
+        assert left is not None
+        if ending(path) in TABLES:
+            size = _rows_in(path)
+            if size >= left:
+                return [*files[: number + 1]], left if size > left else None
+            left -= size
+            continue
+        for raw in rows_of(path, ()):
+            if not left:
+                return [*files[: number + 1]], raw.position.row
+            left -= 1
+        if not left:
+            return [*files[: number + 1]], None
+    return [*files], None
+
+
+def _rows_in(path: Path) -> int:
+    """How many rows a table has."""
+    if ending(path) == ".arrow":
+        return sum(int(batch.num_rows) for _, batch in batches_of(path, ()))
+    with _table(path) as (file, _):
+        return int(file.metadata.num_rows)
 
 
 def batches_of(path: Path, columns: Sequence[str], start: ShardPosition = START) -> Iterator[tuple[int, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.chats import ChatError, require_answer
+from trainkit.data.chats import ChatError, require_all_learned, require_answer
 from trainkit.data.files import HEAD, TABLES, check_shard, chosen_files, ending, head_rows, json_of
 from trainkit.data.formats import FORMATS, Chat, RowFormat, content_of, recognised
 from trainkit.data.seen import SeenData, SeenModel, SeenTokenizer
@@ -50,7 +50,9 @@ def look(recipe: Recipe, absolute: Callable[[str], str], environ: Mapping[str, s
     except OSError as error:
         return SeenData(fault=(f"data.path: {error.strerror or error}", "make it readable"), **known)
     size = sum(file.stat().st_size for file in files)
-    return SeenData(form, None, rows if whole and len(files) == 1 else None, len(files), size, **known)
+    most = data.max_rows or math.inf
+    count = int(min(rows, most)) if rows >= most or (whole and len(files) == 1) else None
+    return SeenData(form, None, count, len(files), size, **known)
 
 
 def _prepared(
@@ -95,7 +97,7 @@ def _format(files: Sequence[Path], data: DatasetData, task: str) -> tuple[RowFor
             content = content_of(row, form, chats=True)
             if isinstance(content, Chat):
                 try:
-                    require_answer(content.messages)
+                    (require_all_learned if data.train_on_prompts else require_answer)(content.messages)
                 except ChatError as error:
                     raise row.wrong(str(error)) from error
     return form, len(rows), whole

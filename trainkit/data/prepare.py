@@ -39,6 +39,7 @@ from trainkit.data.files import (
     chosen_files,
     columns_of,
     ending,
+    first_rows,
     json_of,
     left_out,
     reading,
@@ -82,7 +83,8 @@ _SETTLED = 2.0  # seconds after which a file that is the same size and age has t
 class RowFiles:
     """The files of one source. held_out: separate files to evaluate on, if any. names: of labels.
 
-    left_out: files of rows beside them that are not read.
+    left_out: files of rows beside them that are not read. ends: of files by their number, those to evaluate on last,
+    the row before which reading ends.
     """
 
     asked: Mixed
@@ -92,6 +94,12 @@ class RowFiles:
     size: int  # bytes
     names: tuple[str, ...]
     left_out: Sequence[str] = ()
+    ends: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> list[Path]:
+        """The files that are read to their ends."""
+        return [path for number, path in enumerate([*self.files, *self.held_out]) if number not in self.ends]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -109,6 +117,7 @@ def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
     files, held_out = ([file for part in parts for file in part[which]] for which in (0, 1))
     if data.validation_path is not None:
         held_out = [file for path in _paths(data.validation_path) for file in chosen_files(path, RowSelection())[0]]
+    files, held_out, ends = _within(files, held_out, data.max_rows)
     form = _format(files, {**data.columns, **asked.columns}, task)
     looked_at = [check_shard(path, form.read) for path in (*files, *held_out)]
     label = form.columns.get("label", "")
@@ -116,7 +125,17 @@ def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
     if len(names) > 1 and not data.labels:
         raise TrainingError(f"data.path: the files of {paths[0]} give labels different names", hint="set data.labels")
     beside = [name for path in paths for name in left_out(path)]
-    return RowFiles(asked, files, held_out, form, sum(size for size, _ in looked_at), next(iter(names), ()), beside)
+    size = sum(size for size, _ in looked_at)
+    return RowFiles(asked, files, held_out, form, size, next(iter(names), ()), beside, ends)
+
+
+def _within(
+    files: Sequence[Path], held_out: Sequence[Path], most: int | None
+) -> tuple[list[Path], list[Path], dict[int, int]]:
+    """The files with the first rows of each of both, `data.max_rows`, and where these end, as of :class:`RowFiles`."""
+    (read, end), (apart, end_apart) = first_rows(files, most), first_rows(held_out, most)
+    ends = {len(read) + len(apart) - 1: end_apart, len(read) - 1: end}
+    return read, apart, {number: row for number, row in ends.items() if row is not None}
 
 
 def _paths(named: str | Sequence[str]) -> list[Path]:
@@ -156,7 +175,7 @@ def prepare(
     data = cast("DatasetData", recipe.data)
     found = row_files(own_source(data), data, task_of(recipe))
     stamps = _stamps(found)
-    digest = _digest(found.files, found.held_out, recipe, environ)
+    digest = _digest(found.files, found.held_out, found.ends, recipe, environ)
     encoder = row_encoder(recipe, found.form)
     folder, refusals = data.cache or cache_folder(environ, "prepared"), []
     for root in [*([Path(folder)] if folder else []), run_dir / "prepared"]:
@@ -227,7 +246,8 @@ def prepare_files(
     """
     data = cast("DatasetData", recipe.data)
     found = row_files(own_source(data), data, task_of(recipe))
-    found = replace(found, files=files, held_out=[])
+    # One that is read in part is for the others to read.
+    found = replace(found, files=[each for each in files if each in found.whole], held_out=[], ends={})
     stamps, encoder = _stamps(found), row_encoder(recipe, found.form)
     root = data.cache or cache_folder(environ, "prepared")
     for path, digest in _alone(found, recipe, environ).items():
@@ -260,7 +280,7 @@ def prepared_already(recipe: Recipe, run_dir: Path, environ: Mapping[str, str] =
     data = cast("DatasetData", recipe.data)
     found = row_files(own_source(data), data, task_of(recipe))
     folder = data.cache or cache_folder(environ, "prepared")
-    digest = _digest(found.files, found.held_out, recipe, environ)
+    digest = _digest(found.files, found.held_out, found.ends, recipe, environ)
     ready = Path(folder or run_dir / "prepared") / digest
     meta = read_whole_folder(ready)
     prepared = read_view(Tokens(ready, meta), asked_view(recipe)) if meta is not None else None
@@ -278,12 +298,14 @@ def known_already(
     recipe: Recipe, files: Sequence[Path], held_out: Sequence[Path], environ: Mapping[str, str]
 ) -> Prepared | None:
     """What an earlier preparation has found out, where the files are known to be the same without reading them."""
-    root = cast("DatasetData", recipe.data).cache or cache_folder(environ, "prepared")
+    data = cast("DatasetData", recipe.data)
+    root = data.cache or cache_folder(environ, "prepared")
+    files, held_out, ends = _within(files, held_out, data.max_rows)
     if root is None or not all(
         content_digest(path, Path(root, "contents"), read=False) for path in (*files, *held_out)
     ):
         return None
-    ready = Path(root, _digest(files, held_out, recipe, environ))
+    ready = Path(root, _digest(files, held_out, ends, recipe, environ))
     meta = read_whole_folder(ready)
     return read_view(Tokens(ready, meta), asked_view(recipe)) if meta is not None else None
 
@@ -349,9 +371,8 @@ def _require_both(prepared: Prepared, found: RowFiles) -> None:
             if view.lengths.longest > view.sequence_length:
                 hint = "raise data.sequence_length: the prompts fill it"
             raise TrainingError(what, hint=hint)
-        raise TrainingError(
-            what, hint="provide more rows: one to train on and one to evaluate on, or data.validation_path"
-        )
+        more = "provide more rows" if 0 not in found.ends else "raise data.max_rows"
+        raise TrainingError(what, hint=f"{more}: one to train on and one to evaluate on, or data.validation_path")
 
 
 def _head_labels(recipe: Recipe) -> tuple[str, ...]:
@@ -390,19 +411,25 @@ def _numbered(
     return names, np.array([known[label] for label, _ in kept], dtype=np.int64)[tokens.label_of_row]
 
 
-def _digest(files: Sequence[Path], held_out: Sequence[Path], recipe: Recipe, environ: Mapping[str, str]) -> str:
+def _digest(
+    files: Sequence[Path],
+    held_out: Sequence[Path],
+    ends: Mapping[int, int],
+    recipe: Recipe,
+    environ: Mapping[str, str],
+) -> str:
     """A digest of everything that decides the token ids and their order."""
     memory = _memory(recipe, environ)
     contents = [[content_digest(path, memory) for path in each] for each in (files, held_out)]
-    return _named({**_described(recipe, environ), "files": contents})
+    described = {**_described(recipe, environ), "files": contents}
+    return _named({**described, "ends": sorted(ends.items())} if ends else described)
 
 
 def _alone(found: RowFiles, recipe: Recipe, environ: Mapping[str, str]) -> dict[Path, str]:
     """The same of each file alone, whose format all files together decide."""
     memory = _memory(recipe, environ)
     described = {**_described(recipe, environ), "form": [found.form.name, dict(found.form.columns)]}
-    every = (*found.files, *found.held_out)
-    return {path: _named({**described, "file": content_digest(path, memory)}) for path in every}
+    return {path: _named({**described, "file": content_digest(path, memory)}) for path in found.whole}
 
 
 def _memory(recipe: Recipe, environ: Mapping[str, str]) -> Path | None:
@@ -429,6 +456,7 @@ def _described(recipe: Recipe, environ: Mapping[str, str]) -> dict[str, Any]:
         "template": template,
         "prefix": data.prompt_prefix,
         "skip_empty": data.skip_empty,
+        **({"train_on_prompts": True} if data.train_on_prompts else {}),  # else as it was before there was that
     }
 
 
@@ -559,6 +587,20 @@ def _lines_of(path: Path) -> Iterator[Piece]:
         yield Piece(path, ShardPosition(0, row, start), ShardPosition(0, row + 1, offset))
 
 
+def _before(pieces: Iterator[Piece], end: int | None) -> Iterator[Piece]:
+    """The parts of a file up to a row; all of them where that is None."""
+    for piece in pieces:
+        if end is None:
+            yield piece
+        elif piece.start.row >= end:
+            return
+        elif piece.rows:
+            yield replace(piece, rows=[raw for raw in piece.rows if raw.position.row < end])
+        else:
+            assert piece.stop is not None
+            yield replace(piece, stop=piece.stop._replace(row=min(piece.stop.row, end)))
+
+
 def made_of(piece: Piece, encoder: RowEncoder) -> Made:
     """Token ids of a piece. TrainingError names a row."""
     made = Made(file=piece.file)
@@ -585,12 +627,15 @@ def made_of(piece: Piece, encoder: RowEncoder) -> Made:
     return made
 
 
-def _from_columns(path: Path, number: int, encoder: RowEncoder, behind: int) -> Iterator[Made]:
-    """What becomes of a table of token ids, whose columns are taken as arrays. behind: so many pieces.
+def _from_columns(path: Path, number: int, encoder: RowEncoder, behind: int, end: int | None) -> Iterator[Made]:
+    """What becomes of a table of token ids, whose columns are taken as arrays. behind: so many pieces. end: a row.
 
     Where these are not all sound, rows are read one by one: TrainingError names the one that is not.
     """
     for row, batch in itertools.islice(batches_of(path, encoder.form.sought), behind, None):
+        if end is not None and row >= end:
+            return
+        batch = batch if end is None else batch.slice(0, end - row)  # noqa: PLW2901
         found = token_ids(batch, encoder.form.columns, skip_empty=encoder.data.skip_empty)
         if found is None:
             yield made_of(Piece(path, START, None, list(values_of(path, batch, 0, row)), number), encoder)
@@ -614,10 +659,7 @@ def _rows(piece: Piece, encoder: RowEncoder) -> Iterator[RawRow]:
     if piece.rows:
         yield from piece.rows
         return
-    for raw in rows_of(piece.path, encoder.form.sought, piece.start):
-        if piece.stop is not None and raw.position.row >= piece.stop.row:
-            return
-        yield raw
+    yield from rows_of(piece.path, encoder.form.sought, piece.start, piece.stop.row if piece.stop else None)
 
 
 def _code(encoder: RowEncoder) -> str:
@@ -713,7 +755,7 @@ def _build(
 
     def of_files(numbers: Iterable[int]) -> Iterator[Piece]:
         for number in numbers:
-            pieces = pieces_of(files[number], encoder.form.sought)
+            pieces = _before(pieces_of(files[number], encoder.form.sought), found.ends.get(number))
             left = itertools.islice(pieces, behind if number == first else 0, None)
             yield from (replace(piece, file=number) for piece in left)
 
@@ -747,7 +789,10 @@ def _build(
                 continue
             numbers = [number for number, _ in group]
             if way == "columns":
-                parts = (_from_columns(files[each], each, encoder, behind if each == first else 0) for each in numbers)
+                parts = (
+                    _from_columns(files[each], each, encoder, behind if each == first else 0, found.ends.get(each))
+                    for each in numbers
+                )
                 every: Iterator[Made] = itertools.chain.from_iterable(parts)
             else:
                 every = _all_made(of_files(numbers), encoder, sum(files[each].stat().st_size for each in numbers))

@@ -25,9 +25,13 @@ def described(prepared: Prepared, encoder: RowEncoder, names: Sequence[str]) -> 
     learned = train.learned + validation.learned
     if encoder.task == CAUSAL and learned < size:
         text += f", {learned:,} of them learned"
+    if encoder.data.train_on_prompts:
+        text += ", all of them learned"
     if names:
         text += f" with {len(names)} labels ({join_names([f'{number} {name}' for number, name in enumerate(names)])})"
+    most = encoder.data.max_rows
     notes = [
+        f"data.max_rows: at most the first {most:,}" if most is not None else "",
         f"{cut:,} cut at {view.sequence_length} tokens{_of_targets(view)}"
         if (cut := train.cut + validation.cut)
         else "",

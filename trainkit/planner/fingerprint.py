@@ -35,6 +35,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "data": (
         *("revision", "tokenizer_revision", "streaming", "mix", "shuffle_buffer", "shuffle_files", "validation_rows"),
         *("prompt_prefix", "target_length", "padding", "subset", "skip_empty", "validation_path"),
+        *("train_on_prompts", "max_rows"),
     ),
 }
 

@@ -61,7 +61,11 @@ def _data(context: Context) -> str:
             words[0] += f": {count}{seen.form.described}{files}"
         elif not data.mix:
             words[0] += ": rows whose format is decided before the ranks start"
+        if data.max_rows is not None:
+            words.append(f"at most the first {pluralize(data.max_rows, 'row')} of {'each' if data.mix else 'it'}")
         words.append(_held_out(data))
+        if data.train_on_prompts:
+            words.append("prompts are learned too")
     elif isinstance(data, TextData | TokensData):
         paths = [data.path] if isinstance(data.path, str) else data.path
         words.append(join_names(list(paths)))

@@ -260,6 +260,17 @@ class DatasetData(_Loaded):
         False,
         "Skip rows whose text, prompt, chat or token ids are empty or null; `false` ends the run at the first.",
     )
+    train_on_prompts: bool = setting(
+        False,
+        "Whether prompts are learned too: the whole text of a chat, or of a prompt with its answer. A message that "
+        "says it is not learned (`weight: 0`) is refused beside it.",
+    )
+    max_rows: Count | None = setting(
+        None,
+        "At most so many rows of each source, the first ones, of which those to evaluate on are held out; as many of "
+        "files or a split to evaluate on. null reads all.",
+        unit="rows",
+    )
     packing: Literal["auto", "isolated", "dense", "none"] = setting(
         "auto",
         "How texts fill samples. `isolated`: several whole texts in one, each with its own positions and attention, in "

@@ -231,6 +231,10 @@ def rows_can_be_learned_from(asked: Asked) -> Iterator[Diagnostic]:
     if seen is not None and seen.form is not None and prefix and seen.form.name not in PROMPTED:
         what = f"data.prompt_prefix goes before a prompt or a source, and the rows are {seen.form.described}"
         yield asked.resolved.error("data.prompt_prefix", what, "remove it, or name the prompt's column in data.columns")
+    everything = getattr(asked.recipe.data, "train_on_prompts", False)
+    if seen is not None and seen.form is not None and everything and "labels" in seen.form.columns:
+        what = "data.train_on_prompts learns all of a row, and the column labels of these says what is learned"
+        yield asked.resolved.error("data.train_on_prompts", what, "remove one of them")
 
 
 def chats_need_a_template(asked: Asked) -> Iterator[Diagnostic]:

@@ -112,6 +112,13 @@ def labels_for_classifiers(context: RecipeTree) -> Iterator[Diagnostic]:
         yield context.error("model.task", f"model.task sequence_classification needs labels, and {kind} has none", hint)
 
 
+def prompts_of_causal_models(context: RecipeTree) -> Iterator[Diagnostic]:
+    key, task = "data.train_on_prompts", context.get("model.task")
+    if context.get(key) is True and context.get("model.kind") == "hf" and task not in (None, "causal_lm"):
+        what = f"{key} is for model.task causal_lm, and {task} learns no prompt"
+        yield context.error(key, what, "remove it, or choose model.task: causal_lm")
+
+
 def streams_know_lengths_late(context: RecipeTree) -> Iterator[Diagnostic]:
     if context.get("data.streaming") is True:
         for key in ("data.sequence_length", "data.target_length"):
@@ -202,6 +209,7 @@ RULES: tuple[RecipeRule, ...] = (
     labels_for_classifiers,
     native_models_have_a_length,
     streams_have_no_length,
+    prompts_of_causal_models,
     streams_know_lengths_late,
     masked_models_hide_tokens_themselves,
     metrics_compare_what_there_is,

@@ -35,6 +35,8 @@ _FORMAT = 2  # version of `_identity`: increased when the order of samples chang
 # Settings that do not affect the numbering of samples; files and tokenizers count by content.
 _APART = {"path", "tokenizer", "mix", "workers", "persistent_workers", "prefetch_factor", "pin_memory", "cache"}
 
+_LATER = ("train_on_prompts", "max_rows")  # streams of before them go on as long as they say nothing
+
 
 def open_source(recipe: Recipe, run_dir: Path) -> Source:
     """The source of a recipe whose `data.kind` is dataset. TrainingError names the bad file or row."""
@@ -169,7 +171,7 @@ def _open_stream(recipe: Recipe, asked: Sequence[Mixed]) -> Source:
         begins[path] = None if begin is None or known is None else max(begin, known)
     windows = [Windows(_shards(each, begins), each.reader, each.seed) for each in opened]
     held_out = [sample for each in opened for sample in samples_of(each.held_out, each.reader)]
-    described = _described(every)
+    described = _described(recipe, every)
     if not held_out:
         rows = sum(len(each.held_out) for each in opened)
         what = f"data.path: {described} has no row to evaluate on"
@@ -216,12 +218,12 @@ def _opened(recipe: Recipe, found: RowFiles, names: tuple[str, ...], seed: int) 
     reader = RowReader(encoder, limits, form, packing, names)
     rows: list[RawRow] = []
     begins: dict[Path, ShardPosition | None] = {}
-    for file in found.held_out or found.files:
+    for number, file in enumerate(found.held_out or found.files, start=len(found.files) if found.held_out else 0):
         known = file.resolve()
         if len(rows) == data.validation_rows or known in begins:
             continue
         begins[known] = None
-        for raw in rows_of(file, found.form.sought):
+        for raw in rows_of(file, found.form.sought, START, found.ends.get(number)):
             if len(rows) == data.validation_rows:
                 begins[known] = raw.position
                 break
@@ -236,7 +238,7 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
     order = opened.seed if data.shuffle_files and len(paths) > 1 else None
     filled = opened.reader.encoder.content_fields if data.skip_empty else ()
     starts = [begins.get(path.resolve(), START) for path in paths]
-    shards = Shards(paths, opened.found.form.sought, starts, order, filled)
+    shards = Shards(paths, opened.found.form.sought, starts, order, filled, opened.found.ends)
     if next(shards.rows(0, START), None) is None:
         for raw in opened.held_out:  # an invalid row is reported first
             raw.row()
@@ -244,6 +246,7 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
         held = f" beside the {pluralize(rows, 'row')} held out for evaluation" if rows else ""
         what = f"data.path: {join_names([str(path) for path in paths])} has no row to train on{held}"
         hint = "set data.validation_rows lower" if held else "check that the files are complete"
+        hint += ", or data.max_rows higher" if held and data.max_rows else ""
         raise TrainingError(what, hint=hint)
     return shards
 
@@ -251,7 +254,8 @@ def _shards(opened: OpenedSource, begins: Mapping[Path, ShardPosition | None]) -
 def _identity(recipe: Recipe, sources: Sequence[RowFiles], tokenizer: str) -> str:
     """A digest of everything that decides the numbering of samples."""
     task = getattr(recipe.model, "task", "causal_lm")
-    settings = recipe.data.model_dump(mode="json", exclude=_APART)
+    unset = {name for name in _LATER if not getattr(recipe.data, name)}
+    settings = recipe.data.model_dump(mode="json", exclude=_APART | unset)
     files = [
         [each.asked.weight, dict(each.form.columns), [(file.name, *_look_at(file)) for file in each.files]]
         for each in sources
@@ -277,7 +281,7 @@ def _look_at(file: Path) -> tuple[int, str]:
     return size, found.hexdigest()[:16]
 
 
-def _described(sources: Sequence[RowFiles]) -> str:
+def _described(recipe: Recipe, sources: Sequence[RowFiles]) -> str:
     """`3 files of 1.2 GB`, or each source with its share."""
     total = sum(each.asked.weight for each in sources)
     parts = []
@@ -285,4 +289,5 @@ def _described(sources: Sequence[RowFiles]) -> str:
         share = f"{each.asked.weight / total:.1%} " if len(sources) > 1 else ""
         name = each.asked.path if isinstance(each.asked.path, str) else each.asked.path[0]
         parts.append(f"{share}{public_name(name)} ({pluralize(len(each.files), 'file')}, {each.size:,} bytes)")
-    return ", ".join(parts)
+    most = cast("DatasetData", recipe.data).max_rows
+    return ", ".join(parts) + (f", at most the first {most:,} rows of each" if most is not None else "")

@@ -10,8 +10,8 @@ import math
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,13 +49,17 @@ class WindowStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The files of a source, in order. begins: the first training row of each; None for a file without any."""
+    """The files of a source, in order. begins: the first training row of each; None for a file without any.
+
+    ends: of files by their number, the row before which reading ends.
+    """
 
     paths: Sequence[Path]
     columns: Sequence[str]
     begins: Sequence[ShardPosition | None]
     seed: int | None  # seed of the files' order, which differs in each epoch; None keeps the order
     filled: Sequence[str] = ()  # rows in which one of these fields is empty are skipped
+    ends: Mapping[int, int] = field(default_factory=dict)
 
     def rows(self, epoch: int, start: ShardPosition) -> Iterator[RawRow]:
         """The rows of an epoch from a position on. TrainingError names the file and row of one that cannot be read."""
@@ -64,7 +68,8 @@ class Shards:
         for number in range(start.shard, count):
             if (begin := self.begins[order[number]]) is None:
                 continue
-            for raw in rows_of(self.paths[order[number]], self.columns, max(start, begin._replace(shard=number))):
+            path, end = self.paths[order[number]], self.ends.get(order[number])
+            for raw in rows_of(path, self.columns, max(start, begin._replace(shard=number)), end):
                 if not (self.filled and raw.row().blank(self.filled)):
                     yield raw
 
