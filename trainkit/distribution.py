@@ -29,6 +29,7 @@ RELEASES: Mapping[str, tuple[str, str]] = {
     "tokenizers": ("0.21", "0.24"),
     "torch": ("2.6", "2.14"),
     "torch-optimi": ("0.2", "0.4"),
+    "trackio": ("0.43", "1"),
     "transformers": ("4.50", "5.24"),
     "wandb": ("0.19", "1"),
     "zstandard": ("0.23", "1"),

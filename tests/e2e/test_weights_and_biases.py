@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Trainkit
+from tests.wandb_server import WandbServer, wandb_server
 
 pytest.importorskip("wandb")
 
@@ -52,7 +54,7 @@ def test_two_ranks_leave_one_offline_run_with_every_metric_and_nothing_anywhere_
     temporary.mkdir()
     words = ["logging.report_to=[wandb]", "strategy.kind=ddp", "eval.every_steps=3"]
     # a proxy that nobody answers at: a run that wanted to reach anybody would wait for it
-    surroundings = {"TMPDIR": str(temporary), "HTTPS_PROXY": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    surroundings = {"TMPDIR": str(temporary), "HTTPS_PROXY": "http://127.0.0.1:9", "WANDB_MODE": "offline"}
     done = trainkit("run", str(tiny_recipe), *words, environ=surroundings)
     assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "runs/tiny").iterdir()
@@ -66,6 +68,98 @@ def test_two_ranks_leave_one_offline_run_with_every_metric_and_nothing_anywhere_
     assert not [path for path in home.rglob("*") if "wandb" in str(path.relative_to(home))]
     assert not list((run_dir / "wandb").glob("tmp"))
     assert _holding(run_dir) == []
+    (offline,) = run_dir.glob("wandb/offline-run-*")
+    assert f"metrics: wandb: wandb sync {offline}\n" in done.stdout + done.stderr
+    assert (
+        json.loads((run_dir / "summary.json").read_text())["reporters"]["wandb"]["address"] == f"wandb sync {offline}"
+    )
+
+
+def logged_in(home: Path, server: WandbServer) -> dict[str, str]:
+    """Who is logged in, as `wandb login` leaves it."""
+    netrc = home / ".netrc"
+    netrc.write_text(f"machine {server.address.removeprefix('http://')}\n  login user\n  password {'0' * 40}\n")
+    netrc.chmod(0o600)
+    return {"WANDB_BASE_URL": server.address}
+
+
+def test_who_is_logged_in_sees_the_run_and_goes_on_in_it_and_a_branch_is_a_run_of_its_own(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    home, words = Path(clean_environment["HOME"]), ["logging.report_to=[wandb]", "eval.every_steps=2"]
+    words += ["checkpoint.every_steps=2", "checkpoint.keep=0"]
+    runs = tmp_path / "runs/tiny"
+
+    def run(*more: str, **environ: str) -> Path:
+        before = {*runs.glob("*")}
+        done = trainkit("run", str(tiny_recipe), *words, *more, environ={**surroundings, **environ})
+        assert done.returncode == 0, done.stderr
+        (made,) = {*runs.glob("*")} - before
+        said.append(done.stdout + done.stderr)
+        return made
+
+    with wandb_server() as server:
+        surroundings, said = logged_in(home, server), list[str]()
+        first = run()
+        (name,) = server.runs
+        kept = server.runs[name]
+        address = f"{server.address}/ada/tiny/runs/{name}"
+        assert name == kept.name == first.name
+        assert kept.exit_code == 0
+        assert kept.config["train"]["steps"] == 3
+        assert [each["_step"] for each in kept.steps] == [1, 2, 3]
+        assert [each["_step"] for each in kept.steps if "eval_loss" in each] == [2, 3]
+        assert said[0].count(f"metrics: wandb: {address}\n") == 1
+        in_summary = re.compile(rf"Metrics \(wandb\) +{re.escape(address)}\n")
+        assert in_summary.search(said[0])
+        shown = trainkit("runs", "show", str(first))
+        assert in_summary.search(shown.stdout)
+        assert [path.name for path in home.rglob("*") if "wandb" in path.name] == []
+        run(f"checkpoint.resume={first}/checkpoints/step-00000003", "train.steps=5")
+        assert {*server.runs} == {name}
+        assert [each["_step"] for each in kept.steps] == [1, 2, 3, 4, 5]
+        assert kept.name == first.name
+        branch = run(f"checkpoint.resume={first}/checkpoints/step-00000003", "train.steps=4")
+        assert {*server.runs} == {name, branch.name}
+        assert [each["_step"] for each in server.runs[branch.name].steps] == [4]
+        assert f"metrics: wandb: a run of its own, for run {name} has gone on from step-00000003\n" in said[2]
+        run("train.steps=1", WANDB_RUN_ID="mine", WANDB_PROJECT="other", WANDB_NAME="called")
+        assert (server.runs["mine"].project, server.runs["mine"].name) == ("other", "called")
+
+
+def test_who_is_not_logged_in_is_told_before_a_model_is_built_and_offline_may_be_a_setting_of_a_folder(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    words = ["logging.report_to=[wandb]", "train.steps=1"]
+    server = {"WANDB_BASE_URL": "http://127.0.0.1:9"}
+    done = trainkit("run", str(tiny_recipe), *words, environ=server)
+    assert done.returncode == 1
+    assert "logging.report_to: wandb has no login for http://127.0.0.1:9" in done.stderr
+    assert "wandb login" in done.stderr and "WANDB_MODE=offline" in done.stderr
+    assert "parameters" not in done.stdout
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/settings").write_text("[default]\nmode = offline\n")  # of `wandb offline`
+    done = trainkit("run", str(tiny_recipe), *words, environ=server)
+    assert done.returncode == 0, done.stderr
+    assert "metrics: wandb: wandb sync " in done.stdout + done.stderr
+
+
+def test_a_server_that_cannot_be_reached_costs_a_warning_and_one_that_refuses_ends_the_run(
+    trainkit: Trainkit, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    words = ["logging.report_to=[wandb]", "train.steps=1"]
+    login = {"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "2"}
+    done = trainkit("run", str(tiny_recipe), *words, environ={**login, "WANDB_BASE_URL": "http://127.0.0.1:9"})
+    assert done.returncode == 0, done.stderr
+    assert "warning: wandb's server cannot be reached, the run goes on offline: " in done.stderr
+    (run_dir,) = (tmp_path / "runs/tiny").iterdir()
+    assert [each["_step"] for each in history(run_dir)] == [1]
+    with wandb_server() as server:
+        server.refuses = 401
+        done = trainkit("run", str(tiny_recipe), *words, environ={**login, "WANDB_BASE_URL": server.address})
+    assert done.returncode == 1
+    assert "logging.report_to: wandb refuses the run: " in done.stderr
+    assert "check the login (wandb login)" in done.stderr
 
 
 def _holding(folder: Path) -> list[str]:

@@ -46,7 +46,9 @@ def trained(given: Settings | Parts) -> Trained:
     """A training to its end, from the checkpoint that the settings name, if any."""
     parts = parts_of(given) if isinstance(given, Settings) else given
     with closing(Metrics(parts.settings.run_dir, parts.settings.recipe.logging.report_to, main=True)) as metrics:
-        progress = train(parts, resume(parts, restarted=False), metrics, SignalRequests())
+        first = resume(parts, restarted=False)
+        parts.checkpoints.reporters = {name: each["id"] for name, each in metrics.runs.items()}
+        progress = train(parts, first, metrics, SignalRequests())
     return Trained(parts, progress, lines_of(parts.settings))
 
 

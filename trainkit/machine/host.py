@@ -159,7 +159,7 @@ def cgroups(root: Path, controller: str, mount: str = CGROUPS) -> tuple[Path, ..
 PACKAGES = frozenset((
     *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
     "accelerate", "datasets", "deepspeed", "flash-attn", "ninja", "numpy", "nvidia-ml-py", "peft", "pyarrow",
-    "safetensors", "tensorboard", "torch", "torch-xla", "transformers", "wandb",
+    "safetensors", "tensorboard", "torch", "torch-xla", "trackio", "transformers", "wandb",
 ))  # fmt: skip
 NCCL = "nvidia-nccl-cu"  # and the CUDA that it is for
 

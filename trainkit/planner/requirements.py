@@ -163,6 +163,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     *(Requirement(package, RELEASES[package][0], _metric(package)) for package in METRIC_PACKAGES),
     Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard")),
+    Requirement("trackio", "0.43", _builtin("logging.report_to", "trackio")),
     Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb")),
 )
 

@@ -111,9 +111,12 @@ def train_and_report(
     from trainkit.trainer.loop import WATCHED, finish_uploads, train
     from trainkit.trainer.metrics.predictions import predict, result, write_result
     from trainkit.trainer.metrics.speed import slow_data_warning
-    from trainkit.trainer.metrics.writers import Metrics
+    from trainkit.trainer.metrics.writers import Metrics, check_reporters
     from trainkit.trainer.setup import assemble, describe, start_record
 
+    report_to = settings.recipe.logging.report_to
+    if world.rank == 0:  # before the model is built for nothing
+        check_reporters(settings.run_dir, report_to)
     parts = assemble(settings, world, device, heartbeat)
     # torchrun counts here how often it has restarted the ranks after a failure.
     first = resume(parts, restarted=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
@@ -124,11 +127,13 @@ def train_and_report(
         for remark in parts.source.remarks:
             log.warning("warning: %s", remark)
     requests.listen(*WATCHED)  # only now, so that a signal during the start-up ends the process at once
-    with closing(Metrics(settings.run_dir, settings.recipe.logging.report_to, main=world.rank == 0)) as metrics:
+    known = parts.checkpoints.reporters
+    with closing(Metrics(settings.run_dir, report_to, main=world.rank == 0, known=known)) as metrics:
+        parts.checkpoints.reporters = {name: each["id"] for name, each in metrics.runs.items()}
         metrics.write(start_record(parts, first))
         progress = train(parts, first, metrics, requests)
     parts.heartbeat.set_phase(EVALUATION)  # a sample, predictions
-    outcome = result(parts, progress)
+    outcome = {**result(parts, progress), "reporters": metrics.runs}
     if world.rank == 0:
         write_result(settings.run_dir / "result.json", outcome)
         waited, workers = (outcome["data_wait_share"], outcome["train_seconds"]), settings.recipe.data.workers

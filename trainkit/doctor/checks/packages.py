@@ -83,6 +83,7 @@ def unused(target: Target) -> frozenset[str]:
         **{each.requires.name: recipe.optimizer.name == name for name, each in OPTIMIZERS.items() if each.requires},
         "flash-attn": recipe.efficiency.attention == "flash_attention_2",
         "tensorboard": "tensorboard" in recipe.logging.report_to,
+        "trackio": "trackio" in recipe.logging.report_to,
         "wandb": "wandb" in recipe.logging.report_to,
     }
     not_chosen = OTHERS.union(name for name, used in chosen.items() if not used)

@@ -11,7 +11,7 @@ from pydantic import Field
 from trainkit.recipe.schema.base import Section, setting
 
 Scalar = str | int | float | bool | None
-Reporter = Literal["tensorboard", "wandb"]
+Reporter = Literal["tensorboard", "wandb", "trackio"]
 # Programs that keep their own defaults: what a recipe leaves out is not given to them.
 OWN_DEFAULTS = ("hf", "accelerate", "deepspeed")
 # Programs on accelerate's PartialState, Trainer's included: as soon as there is a LOCAL_RANK it sets the strategy up by
@@ -228,8 +228,7 @@ class Logging(Section):
     report_to: list[Reporter] = setting(
         [],
         "Where metrics go in addition to metrics.jsonl, which is always written: `tensorboard`, `wandb` "
-        "(Weights & Biases, "
-        "into the run directory; sent only where WANDB_MODE is `online`).",
+        "(Weights & Biases, by wandb's own login and settings), `trackio` (on this machine).",
         flag="report_to",
     )
 

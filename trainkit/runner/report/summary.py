@@ -262,6 +262,7 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
             *_losses(summary),
             *_memory(summary),
             *profile_rows(summary.get("profile")),
+            *_trackers(summary),
             ("Damaged", str(summary.get("damaged") or "")),
             ("Run directory", str(run_dir)),
         ]
@@ -272,6 +273,12 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
         return strip_control("\n\n".join(part for part in parts if part))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return strip_control(f"{run_dir / 'summary.json'} is damaged ({type(error).__name__}: {error})")
+
+
+def _trackers(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Where the metrics are seen, beside metrics.jsonl."""
+    for name, each in (summary.get("reporters") or {}).items():
+        yield f"Metrics ({name})", str(each["address"])
 
 
 def _outcome(summary: Summary, run_dir: Path) -> Iterator[tuple[str, str]]:

@@ -85,6 +85,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         wrong.append("best")
     if not isinstance(manifest.get("stream", ""), str):
         wrong.append("stream")
+    reporters = manifest.get("reporters", {})
+    if not isinstance(reporters, dict) or not {str}.issuperset(map(type, reporters.values())):
+        wrong.append("reporters")
     if wrong:
         what = f"{folder} is not a checkpoint of trainkit: its {MANIFEST} lacks {', '.join(wrong)}"
         raise TrainingError(what, hint="name a checkpoint of a run: `<run>/checkpoints/step-<8 digits>`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -47,12 +48,38 @@ def resume(parts: Parts, *, restarted: bool) -> int:
     manifest = load(folder, parts.checkpoints.identity, parts.strategy, parts.world)
     parts.best.restore(manifest.get("best", {}))
     step, steps = int(manifest["step"]), parts.steps
+    if parts.world.rank == 0:
+        parts.checkpoints.reporters = going_on(folder, manifest, parts.checkpoints.identity)
     _resume_stream(parts, manifest.get("stream", ""), step, (folder / MANIFEST).stat().st_mtime)
     saved_by = spread(manifest["strategy"], manifest["world_size"])
     log.info("resumed from %s after step %d, saved by %s", folder, step, saved_by)
     if step >= steps > 0:
         log.warning("nothing is left to train: the run has %d steps, and the checkpoint is of step %d", steps, step)
     return step
+
+
+def going_on(folder: Path, manifest: Mapping[str, Any], identity: Identity) -> dict[str, str]:
+    """The runs of trackers in which this one goes on: those of its checkpoint, unless it is a branch of it.
+
+    It is one if it trains otherwise, or if a run that wrote there has saved a later step: of that folder's runs, and of
+    those beside it that have the same ids.
+    """
+    known: dict[str, str] = manifest.get("reporters", {})
+    if not known or manifest["training_digest"] != identity.training_digest:
+        return {}
+    later = set[str]()
+    beside = folder.absolute().parent
+    in_runs = beside.name == "checkpoints"
+    where, which = (beside.parent.parent, "*/checkpoints/") if in_runs else (beside, "")
+    for path in where.glob(f"{which}step-*/{MANIFEST}"):
+        try:
+            other = read_manifest(path.parent) if path.parent.name > folder.name else {}
+        except TrainingError:  # being removed, or damaged
+            continue
+        later |= {name for name, each in other.get("reporters", {}).items() if each == known.get(name)}
+    for name in sorted(later & {*known}):
+        log.info("metrics: %s: a run of its own, for run %s has gone on from %s", name, known[name], folder.name)
+    return {name: each for name, each in known.items() if name not in later}
 
 
 def _resume_stream(parts: Parts, loader_state: str, step: int, saved: float) -> None:

@@ -85,6 +85,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._on_its_way: Future[object] | None = None
         repo = asked.push_to_hub.repo
+        self.reporters: Mapping[str, str] = {}  # ids of the runs elsewhere that get the metrics, by reporter
         self.pushes = Uploads(settings, repo) if repo is not None and world.rank == 0 else None
 
     def save(
@@ -108,6 +109,7 @@ class Checkpoints:
         content = {"step": step, **asdict(self.identity), "best": best or {}}
         content["folder"] = os.getcwd()  # noqa: PTH109 - from which the run's relative paths start
         content |= {"stream": loader_state} if loader_state else {}
+        content |= {"reporters": dict(self.reporters)} if self.reporters else {}
         put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save
         # The generators' states are copied here, before the next step draws from them.
         write = partial(self._write, step, put, generator_states())

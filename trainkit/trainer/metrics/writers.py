@@ -1,4 +1,4 @@
-"""Reporters of metrics: `metrics.jsonl` always, TensorBoard and Weights & Biases if a recipe names them."""
+"""Reporters of metrics: `metrics.jsonl` always, TensorBoard, Weights & Biases and trackio if a recipe names them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 import logging
 import math
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainkit.distribution import install
 from trainkit.errors import TrainingError
-from trainkit.files import open_regular, parse_json, read_whole
+from trainkit.files import open_regular
+from trainkit.trainer.metrics.trackers import Trackio, WeightsAndBiases, numbers
 
 log = logging.getLogger("trainkit.trainer")
 Record = Mapping[str, Any]
@@ -74,16 +73,10 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def numbers(record: Record) -> dict[str, float]:
-    """The numbers of a record that are plotted over the steps; empty for a record without a step."""
-    values = record.items() if "step" in record else ()
-    return {name: value for name, value in values if name != "step" and isinstance(value, int | float)}
-
-
 class TensorBoard(Reporter):
     """Scalars for TensorBoard, under `<run directory>/tensorboard`."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, known: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"))
@@ -95,68 +88,43 @@ class TensorBoard(Reporter):
     def close(self) -> None:
         self._writer.close()
 
+    @classmethod
+    def check(cls, run_dir: Path) -> None:
+        import torch.utils.tensorboard  # noqa: F401
 
-# Folders that wandb would otherwise create in the user's home.
-FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
+
+REPORTERS: Mapping[str, type[TensorBoard | WeightsAndBiases | Trackio]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
 
 
-class WeightsAndBiases(Reporter):
-    """One W&B run per run directory: `wandb sync RUN/wandb/offline-run-…` uploads it later."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._temporary = run_dir / "wandb" / "tmp"
-        self._temporary.mkdir(parents=True, exist_ok=True)
-        for name in FOLDERS:
-            os.environ.setdefault(name, str(run_dir / "wandb" / "own"))
-        before, tempfile.tempdir = tempfile.tempdir, str(self._temporary)
+def check_reporters(run_dir: Path, report_to: Sequence[str]) -> None:
+    """TrainingError for a reporter that is not installed, or that nobody is logged in to."""
+    for name in report_to:
         try:
-            # It creates temporary folders on import and removes them at the interpreter's shutdown, which ranks skip.
-            import wandb
-        finally:
-            tempfile.tempdir = before
-        self._wandb: Any = wandb
-        recipe = parse_json(read_whole(run_dir / "trainer.json", below=run_dir))["recipe"]
-        mode = os.environ.get("WANDB_MODE", "offline")
-        self._run: Any = self._wandb.init(
-            dir=str(run_dir),
-            project=os.environ.get("WANDB_PROJECT", recipe["name"]),
-            name=os.environ.get("WANDB_NAME", run_dir.name),
-            # A restarted run writes a second folder with the same id; syncing merges them.
-            id=os.environ.get("WANDB_RUN_ID", run_dir.name),
-            resume="allow" if mode == "online" else None,  # offline it is done when the folders are synced
-            mode=mode,
-            config=recipe,
-            # trainkit already logs the rank's output, and the code's location does not belong in the metrics.
-            settings=self._wandb.Settings(
-                console="off", silent=True, disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
-            ),
-        )
-
-    def write(self, record: Record) -> None:
-        if "step" in record:
-            self._run.log(numbers(record), step=record["step"])
-
-    def close(self) -> None:
-        self._run.finish()
-        # Ranks end by os._exit, which skips atexit handlers.
-        self._wandb.teardown()  # ends wandb's own process
-        shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-REPORTERS: Mapping[str, Callable[[Path], Reporter]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+            REPORTERS[name].check(run_dir)
+        except ImportError as error:
+            what = f"logging.report_to asks for {name}, which is not installed"
+            raise TrainingError(what, hint=install(sys.executable, name)) from error
 
 
 class Metrics(Reporter):
-    """All reporters of the main rank as one; empty on every other rank."""
+    """All reporters of the main rank as one; empty on every other rank. known: ids of runs to go on in, by reporter."""
 
-    def __init__(self, run_dir: Path, report_to: Sequence[str], *, main: bool) -> None:
+    def __init__(
+        self, run_dir: Path, report_to: Sequence[str], *, main: bool, known: Mapping[str, str] | None = None
+    ) -> None:
         self._reporters: list[Reporter] = [JsonLines(run_dir / "metrics.jsonl")] if main else []
+        self.runs: dict[str, dict[str, str]] = {}  # id and address of those that lie elsewhere
+        check_reporters(run_dir, report_to if main else ())
         for name in report_to if main else ():
-            try:
-                self._reporters.append(REPORTERS[name](run_dir))
-            except ImportError as error:
-                what = f"logging.report_to asks for {name}, which is not installed"
-                raise TrainingError(what, hint=install(sys.executable, name)) from error
+            reporter = REPORTERS[name](run_dir, (known or {}).get(name))
+            self._reporters.append(reporter)
+            if not isinstance(reporter, TensorBoard):
+                self.runs[name] = {"id": reporter.id, "address": reporter.address}
+                log.info("metrics: %s: %s", name, reporter.address)
 
     def write(self, record: Record) -> None:
         for reporter in self._reporters:
