@@ -214,9 +214,9 @@ def apply_flag(draft: ImportedRecipe, context: ImportContext, name: str, value: 
 def wrong_values(assignments: list[Assignment], draft: ImportedRecipe) -> list[Diagnostic]:
     """Errors in the types and bounds of values."""
     plain = [replace(each, modifier="") for each in assignments]
-    given = next((each.value for each in assignments if each.key == "strategy.kind"), None)
-    strategy = str(given or draft.get("strategy.kind") or "single")
-    kinds = {"strategy": strategy, "model": "gpt", "data": "text"}
+    given = {each.key: each.value for each in assignments}
+    usual = {"strategy": "single", "model": "gpt", "data": "text"}
+    kinds = {name: str(given.get(f"{name}.kind") or draft.get(f"{name}.kind") or kind) for name, kind in usual.items()}
     return validate_layer(layer_of(LAYER, 1, "", plain), kinds, interpolated)
 
 

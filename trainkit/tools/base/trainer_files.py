@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.merge import value_at
+from trainkit.recipe.secrets import is_secret_name
 from trainkit.text import join_names
 from trainkit.tools.base.fields import Settings, Unsupported
 from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe
@@ -66,6 +67,11 @@ def refused(why: str, *names: str) -> tuple[Key, ...]:
     return tuple(Key(name, lambda value: Unsupported(why)) for name in names)
 
 
+def accepted(name: str, why: str, *values: Any) -> Key:
+    """A key that says with these values what trainkit does anyway, and with others what it cannot train."""
+    return Key(name, lambda value: {} if any(value == each for each in values) else Unsupported(why))
+
+
 def table(*keys: Key | Sequence[Key]) -> Mapping[str, Key]:
     """The keys by name."""
     flat = [each for given in keys for each in ((given,) if isinstance(given, Key) else given)]
@@ -78,6 +84,15 @@ _OFF: Final[tuple[Any, ...]] = (None, False, "", [], {}, "no", "none", "None")
 def is_off(value: Any) -> bool:
     """Whether a value says nothing, or switches off what the key is for. 0 is a number."""
     return any(value is each for each in (None, False)) or (not isinstance(value, bool | int) and value in _OFF)
+
+
+def shown(name: str, value: Any) -> str:
+    """A key with its value; of a mapping the names in it, of a secret and of a list nothing."""
+    if isinstance(value, Mapping) and value:
+        return f"{name} ({', '.join(map(str, value))})"[:200]
+    return (
+        name if value is None or isinstance(value, list | Mapping) or is_secret_name(name) else f"{name} {value}"[:80]
+    )
 
 
 def likeness(tree: Mapping[str, Any], known: Collection[str], typical: Collection[str], least: int = 2) -> float:
@@ -122,26 +137,43 @@ class TrainerFile:
         self._read.add(name)
         if not settings:
             self._note_off(name)
+        last, renamed = name.rpartition(".")[2], []
         for key, value in settings.items():
             self.draft.put_checked(Assignment(key, value, self.source.at(name)), reason)
-            if name.rpartition(".")[2] != key.rpartition(".")[2]:
-                self._from.setdefault(key.partition(".")[0], {})[f"{name} is {key}"] = None
+            renamed += [] if last in key.split(".") else [key]
+        if renamed:
+            section = renamed[0].partition(".")[0]
+            self._from.setdefault(section, {})[f"{name} is {' and '.join(renamed)}"] = None
 
     def leave(self, name: str, why: str) -> None:
         """Name a key that has no counterpart. why: the training is the same without it, or how it differs."""
         self._read.add(name)
-        value = self.get(name)
-        shown = name if isinstance(value, list | Mapping) else f"{name} {value}"
-        self._left.setdefault(why, []).append(shown[:80])
+        self._left.setdefault(why, []).append(shown(name, self.get(name)))
+
+    def leave_unread(self, why: str, *names: str) -> None:
+        """Name those of the keys that nothing has read."""
+        for name in names:
+            if name not in self._read and (value := self.get(name)) is not None:
+                self._note_off(name) if is_off(value) else self.leave(name, why)
 
     def refuse(self, name: str, why: str, instead: str = "") -> None:
         """Note an error: with this key trainkit's own trainer would train something else."""
         self._read.add(name)
-        value = self.get(name)
-        shown = name if isinstance(value, list | Mapping) or value is None else f"{name}: {value}"
         way = f"launch {self.tool} itself, under trainkit: trainkit run {self.original}"
         hint = f"{instead}; or {way}" if instead else way
-        self.draft.fail(f"{shown[:120]} is not for trainkit's own trainer", self.source.at(name), hint, why)
+        what = f"{shown(name, self.get(name))} is not for trainkit's own trainer"
+        self.draft.fail(what, self.source.at(name), hint, why)
+
+    def assume(self, settings: Settings, by: str = "") -> None:
+        """Set what the tool takes where the file is silent and trainkit would take something else.
+
+        by: whose defaults these are, where they are not the tool's own.
+        """
+        silent = {key: value for key, value in settings.items() if self.draft.get(key) is None}
+        for key, value in silent.items():
+            section = key.partition(".")[0]
+            names = ", ".join(each.partition(".")[2] for each in silent if each.partition(".")[0] == section)
+            self.draft.set(key, value, self.source.at(""), f"not in the file, and {by or self.tool}'s default: {names}")
 
     def finish(self) -> None:
         """Read what is left by the table, and name everything that is not in the recipe."""
