@@ -256,8 +256,9 @@ def optimizer(name: str) -> Optimizer:
 _ANY_CLASS = "name its class by import path, as in optimizer.name: pkg.mod:Class, with optimizer.args"
 _LITTLE_MEMORY = "write adamw_bnb_8bit, adafactor, or the class itself as pkg.mod:Class"
 _PROJECTING = ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
-# Names of Trainer's (transformers, training_args.OptimizerNames) that stand for a class: what to write instead.
-_CLASSES: Mapping[str, str] = {
+# Names of Trainer's (transformers, training_args.OptimizerNames) that stand for a class: what to write instead, the
+# class first.
+CLASSES: Mapping[str, str] = {
     "adamw_torch_4bit": "torchao.optim:AdamW4bit, or adamw_bnb_8bit",
     "adamw_torch_8bit": "torchao.optim:AdamW8bit, or adamw_bnb_8bit",
     "paged_adamw_8bit": "bitsandbytes.optim:PagedAdamW8bit, or adamw_bnb_8bit",
@@ -278,7 +279,7 @@ _CLASSES: Mapping[str, str] = {
 }
 # Names of Trainer's that are not names here: why, and what to write instead.
 OTHER_NAMES: Mapping[str, tuple[str, str]] = {
-    **{name: ("it is a class like any other", f"write {path}") for name, path in _CLASSES.items()},
+    **{name: ("it is a class like any other", f"write {path}") for name, path in CLASSES.items()},
     **{
         alias: ("it is Trainer's other name for one of these", f"write {name}")
         for name, each in OPTIMIZERS.items()
