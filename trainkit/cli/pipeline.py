@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainkit.launch_plan.model import Planned
     from trainkit.machine.facts import Facts
     from trainkit.planner.resume import SavedCheckpoint
-    from trainkit.recipe.resolved import MadeRecipe, Resolved
+    from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
     from trainkit.runner.execute import RunRequest
     from trainkit.runner.rundir.layout import RunLayout
 
@@ -99,8 +99,22 @@ def resolve_request(
         environ=dict(environ),
         variant=variant,
     )
-    resolved = resolve(request, disk, partial(described_kind, disk, cwd))
+    try:
+        resolved = resolve(request, disk, partial(described_kind, disk, cwd))
+    except RecipeError as error:
+        raise _of_another_tool(request, disk) or error from error
     return replace(resolved, warnings=(*remarks, *resolved.warnings))
+
+
+def _of_another_tool(request: Request, disk: FileSystem) -> RecipeError | None:
+    """The one error of a file that is no recipe but another tool's, in place of one for each of its keys."""
+    from trainkit.convert.importing import foreign_recipe
+    from trainkit.tools.base.imported_recipe import ImportContext
+
+    if not isinstance(request.recipe, str) or not disk.exists(request.recipe):
+        return None
+    found = foreign_recipe(ImportContext(disk, request.cwd, request.environ), request.recipe)
+    return RecipeError([found]) if found else None
 
 
 def find_recipe(word: str, disk: FileSystem) -> str:

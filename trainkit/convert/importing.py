@@ -29,6 +29,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, nest, path_keys, schema
 from trainkit.recipe.yaml_writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
 from trainkit.text import GIB
+from trainkit.tools import axolotl, llama_factory
 from trainkit.tools.accelerate import importer as accelerate
 from trainkit.tools.base.imported_recipe import (
     SCRIPTS,
@@ -70,7 +71,21 @@ class Format(Protocol):
     def read(self, draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None: ...
 
 
-FORMATS: dict[str, Format] = {"accelerate": accelerate, "deepspeed": deepspeed}
+FORMATS: dict[str, Format] = {
+    "DeepSpeed": deepspeed,
+    "LLaMA-Factory": llama_factory,
+    "accelerate": accelerate,
+    "axolotl": axolotl,
+}
+
+
+# What starts a tool itself with its file.
+STARTS: Mapping[str, str] = {
+    "LLaMA-Factory": "llamafactory-cli train",
+    "TRL": "trl sft --config",
+    "axolotl": "axolotl train",
+    "torchtune": "tune run RECIPE --config",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,29 @@ class Imported:
     text: str
     draft: ImportedRecipe
     folder: str
+
+
+def most_alike(tree: Mapping[str, Any]) -> str:
+    """The tool whose file this is by its keys; empty where it is none's."""
+    alike = {name: each.likeness(tree) for name, each in FORMATS.items()}
+    found = max(alike, key=alike.__getitem__)
+    return found if alike[found] else ""
+
+
+def foreign_recipe(context: ImportContext, path: str) -> Diagnostic | None:
+    """What is wrong with a file of another tool that is named as a recipe; None for a recipe, with mistakes or not."""
+    try:
+        source = open_foreign_file(context, path)
+    except (UsageError, RecipeError):
+        return None
+    tool = "" if "version" in source.tree and "name" in source.tree else most_alike(source.tree)
+    if not tool:
+        return None
+    shown = shlex.quote(path)
+    hint = f"trainkit import {shown} -o recipe.yaml"
+    if tool in STARTS:
+        hint += f"; or launch {tool} itself: trainkit run {STARTS[tool]} {shown}"
+    return Diagnostic("error", f"{path} is a file of {tool}, and no recipe", origin=source.at(""), hint=hint)
 
 
 def is_file(word: str) -> bool:
@@ -202,12 +240,12 @@ def _read_file(
     source = open_foreign_file(context, path, program)
     draft.title = path
     draft.name = posixpath.splitext(posixpath.basename(path))[0]
-    alike = {name: each.likeness(source.tree) for name, each in FORMATS.items()}
-    found = FORMATS[max(alike, key=alike.__getitem__)]
-    if not any(alike.values()):
+    tool = most_alike(source.tree)
+    if not tool:
         shown = ", ".join(sorted(map(str, source.tree))[:5])
         what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
         raise UsageError(what, hint="check the file")
+    found = FORMATS[tool]
     if found is accelerate and program:  # as the command that names the file
         read_command(draft, context, ["accelerate", "launch", "--config_file", path, *program], kind)
         draft.title = path
@@ -215,7 +253,7 @@ def _read_file(
     found.read(draft, context, source)
     if program:
         read_target(draft, context, program, kind or draft.get("program.kind"))
-    elif draft.get("train.steps") is None:
+    elif draft.get("train.steps") is None and draft.get("train.epochs") is None:
         draft.set("train.epochs", 1, source.at(""), "the file does not say how long to train: set it")
 
 
