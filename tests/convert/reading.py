@@ -71,6 +71,12 @@ def settings(text: str, files: Mapping[str, Any] | None = None) -> dict[str, Any
     return {key: resolved.history[key][-1].value for key in resolved.history if key not in ("version", "name")}
 
 
+def columns_of(found: Mapping[str, Any]) -> dict[str, str]:
+    """What settings say of the columns of rows, by part."""
+    start = "data.columns."
+    return {key.removeprefix(start): each for key, each in found.items() if key.startswith(start)}
+
+
 def argv(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """The words of the text's program."""
     return program_argv(read(text, environ=environ).recipe.program.args)

@@ -166,12 +166,9 @@ KEYS: Mapping[str, Key] = {
         Key("use_wandb", lambda value: {"logging.report_to": ["wandb"]} if value else {}),
         Key("use_tensorboard", lambda value: {"logging.report_to": ["tensorboard"]} if value else {}),
         Key("profiler_steps", lambda value: {"profile.steps": value}),
-        Key("hub_model_id", lambda value: {
-            "checkpoint.push_to_hub.repo": value, "checkpoint.push_to_hub.private": True,
-        }),
         Key("auto_resume_from_checkpoints", lambda value: {"checkpoint.resume": "auto"} if value else {}),
         accepted("fp32_norms", "norms keep precision.weights", False),
-        refused(_PREFERS, "rl", "reward_model", "process_reward_model"),
+        left_out(_PREFERS, "rl", "reward_model", "process_reward_model"),
         refused("the trainer is another one", "trainer_cls", "use_ray", "hatchery", "nemo_gym_enabled"),
         refused("it learns of another model's answers", "kd_trainer", "kd_online_server_base_url"),
         refused("the built-in trainer trains in 16 or 32 bits", "fp8", "qat", "use_onebitllms", "quantization"),
@@ -184,7 +181,8 @@ KEYS: Mapping[str, Key] = {
         refused("the model or its loss is another one", "use_pose", "scaling_softmax", "use_eaft", "diffusion",
                 "dense_mixer", "llama4_linearized_experts", "grokfast_alpha", "grokfast_lamb", "use_mora", "mora",
                 "liger_use_token_scaling", "rope_scaling", "cls_model_config", "s2_attention"),
-        refused(_IMAGES, "processor_type", "processor_kwargs", "image_size", "image_resize_algorithm",
+        left_out(_IMAGES, "processor_type"),
+        refused(_IMAGES, "processor_kwargs", "image_size", "image_resize_algorithm",
                 "role_boundaries"),
         refused("weights start as they are in model.path", "reinit_weights", "base_model_config"),
         refused("new tokens need new rows of the model", "tokens", "added_tokens_overrides"),
@@ -301,6 +299,10 @@ def likeness(tree: Mapping[str, Any]) -> float:
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Each key as a setting, or named with the reason."""
     file = TrainerFile(TOOL, f"axolotl train {source.path}", KEYS, draft, context, source)
+    for name in ("rl", "reward_model", "process_reward_model", "processor_type"):
+        if not trainer_files.is_off(file.get(name)):
+            file.refuse(name, _IMAGES if name == "processor_type" else _PREFERS)
+            return
     draft.set("model.kind", "hf", source.at("base_model"))
     _read_model(file)
     _read_adapters(file)
@@ -310,6 +312,11 @@ def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> 
     _read_precision(file)
     _read_rates(file)
     _read_intervals(file)
+    training_arguments.read_push(file, pushes=bool(file.get("hub_model_id")))
+    if draft.get("checkpoint.push_to_hub.repo"):
+        file.assume({"checkpoint.push_to_hub.private": True})
+    training_arguments.remark_frozen_weights(file)
+    draft.remark("Over several ranks the loss is the mean of all learned tokens; in axolotl that of the ranks' means.")
     file.finish()
     flat = draft.get("schedule.name") == "constant"
     own = {
@@ -380,7 +387,8 @@ def _read_adapters(file: TrainerFile) -> None:
     ]
     if rest and not (set(rest) <= {"llm_int8_has_fp16_weight", "bnb_4bit_compute_dtype"}):
         file.refuse("bnb_config_kwargs", f"{rest[0]} is no setting of model.quantize")
-    file.take("bnb_config_kwargs"), file.take("load_in_4bit"), file.take("load_in_8bit")
+    for name in ("bnb_config_kwargs", "load_in_4bit", "load_in_8bit"):
+        file.take(name)
 
 
 def _read_targets(file: TrainerFile) -> None:
@@ -401,15 +409,7 @@ def _read_targets(file: TrainerFile) -> None:
 
 
 def _read_length(file: TrainerFile) -> None:
-    steps, epochs = file.get("max_steps"), number(file.get("num_epochs", 1))
-    if steps and steps > 0:
-        file.put("max_steps", {"train.steps": steps})
-        if file.get("num_epochs") is not None:
-            file.leave("num_epochs", "max_steps counts")
-    elif file.get("num_epochs") is not None:
-        file.put("num_epochs", {"train.epochs": epochs})
-    else:
-        file.assume({"train.epochs": 1.0})
+    training_arguments.read_epochs(file, "num_epochs", 1.0)
     micro, total = file.get("micro_batch_size"), file.get("batch_size")
     if file.get("gradient_accumulation_steps") is not None:
         file.put("gradient_accumulation_steps", {"batch.accumulation": file.get("gradient_accumulation_steps")})
@@ -422,9 +422,11 @@ def _read_rates(file: TrainerFile) -> None:
     if file.get("learning_rate") is not None:
         file.put("learning_rate", {"optimizer.lr": number(file.get("learning_rate"))})
     training_arguments.read_optimizer(file, "optimizer", "adamw_torch_fused")
-    training_arguments.read_schedule(file, "lr_scheduler", "cosine")
-    if ratio := number(file.get("cosine_min_lr_ratio")):
-        file.put("cosine_min_lr_ratio", {"schedule.min_lr_ratio": ratio})
+    floor = number(file.get("cosine_min_lr_ratio", 0.0))
+    training_arguments.read_schedule(file, "lr_scheduler", "cosine", floor)
+    if floor and file.draft.get("schedule.name") == "cosine":
+        file.put("cosine_min_lr_ratio", {"schedule.min_lr_ratio": floor})
+    file.leave_unread("the schedule is no cosine, or ends at 0", "cosine_min_lr_ratio")
     steps, share, length = file.get("warmup_steps"), number(file.get("warmup_ratio")), file.draft.get("train.steps")
     if file.draft.get("schedule.name") == "constant":
         file.leave_unread("the rate is constant from the first step", "warmup_steps", "warmup_ratio")
@@ -511,12 +513,13 @@ def _read_data(file: TrainerFile) -> None:
             if (each := _rows(file, f"test_datasets[{place}]", "test_datasets", entry))
         ]
         put_evaluation_rows(file, "test_datasets", rows, train)
-        file.take("test_datasets"), file.take("val_set_size")
+        file.take("test_datasets")
+        file.leave_unread("test_datasets are evaluated on", "val_set_size")
     else:
         put_validation_share(file, "val_set_size", number(file.get("val_set_size", 0)))
     _read_packing(file, train, pretrains=bool(streams))
     _read_template(file, entries)
-    if file.get("train_on_inputs"):
+    if file.take("train_on_inputs"):
         file.refuse("train_on_inputs", "the answers alone are learned", "leave it out")
     strategy = file.get("excess_length_strategy")
     if strategy in (None, "drop", "raise") and train and train.form != "completion":

@@ -128,7 +128,7 @@ KEYS: Mapping[str, Key] = {
         ),
         _unless_off("the tokenizer would read other tokens", "split_special_tokens"),
         _unless_off("every answer of a chat is learned", "mask_history"),
-        _unless_off(_IMAGES, *_OF_IMAGE_MODELS),
+        left_out(_IMAGES, *_OF_IMAGE_MODELS),
         refused("Megatron trains", *_MEGATRON),
         refused(_MIXES, "interleave_probs"),
         accepted("mix_strategy", _MIXES, "concat"),
@@ -211,18 +211,18 @@ def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> 
     if _is_other(file):
         return
     stage = file.get("stage", "sft")
-    if stage in _STAGES:
-        file.refuse("stage", _STAGES[stage])
-    elif stage in ("pt", "sft"):
-        file.leave_unread(
-            "whole texts are learned, of rows of text" if stage == "pt" else "answers are learned", "stage"
-        )
-    else:
-        file.refuse("stage", "the stages are sft, pt, rm, ppo, dpo and kto")
+    images = next((name for name in _OF_IMAGE_MODELS if file.get(name)), None)
+    if stage not in ("pt", "sft"):
+        file.refuse("stage", _STAGES.get(stage, "the stages are sft, pt, rm, ppo, dpo and kto"))
+        return
+    if images or _OF_IMAGES.search(str(file.get("template"))):
+        file.refuse(images or "template", _IMAGES)
+        return
+    file.leave_unread("whole texts are learned, of rows of text" if stage == "pt" else "answers are learned", "stage")
     draft.set("model.kind", "hf", source.at("model_name_or_path"))
     _read_adapters(file)
     _read_precision(file)
-    _read_length(file)
+    training_arguments.read_epochs(file, "num_train_epochs", 3.0)
     training_arguments.read_optimizer(file, "optim", "adamw_torch")
     training_arguments.read_schedule(file, "lr_scheduler_type", "linear")
     training_arguments.read_spread(file)
@@ -230,6 +230,8 @@ def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> 
     training_arguments.read_strategy(file, "eval", "no")
     training_arguments.read_strategy(file, "save", "steps")
     training_arguments.read_best(file)
+    training_arguments.read_push(file, pushes=bool(file.get("push_to_hub")))
+    training_arguments.remark_frozen_weights(file)
     file.finish()
     _assume(file)
 
@@ -263,7 +265,10 @@ def _read_adapters(file: TrainerFile) -> None:
     target = file.get("lora_target")
     names = target if isinstance(target, list) else [each.strip() for each in str(target or "all").split(",")]
     if method == "lora" and target:
-        file.put("lora_target", {"peft.target_modules": [] if names == ["all"] else names}, "[] is every linear layer")
+        every = names == ["all"]
+        file.put(
+            "lora_target", {"peft.target_modules": [] if every else names}, "[] is every linear layer" if every else ""
+        )
     given = file.get("adapter_name_or_path")
     if given and "," in str(given):
         file.refuse("adapter_name_or_path", "several adapters are merged first")
@@ -277,6 +282,7 @@ def _read_adapters(file: TrainerFile) -> None:
             file.refuse("quantization_bit", "frozen weights in 4 or 8 bits are for LoRA")
         else:
             file.put("quantization_bit", {"model.quantize.bits": bits})
+            file.put("quantization_method", {})
             for name, key in (("quantization_type", "quant_type"), ("double_quantization", "double_quant")):
                 if file.get(name) is not None and bits == 4:
                     file.put(name, {f"model.quantize.{key}": file.get(name)})
@@ -304,17 +310,6 @@ def _read_precision(file: TrainerFile) -> None:
         file.draft.set("precision.dtype", "fp32", file.source.at(""), "neither bf16 nor fp16 is on")
 
 
-def _read_length(file: TrainerFile) -> None:
-    steps = file.get("max_steps")
-    if steps and steps > 0:
-        file.put("max_steps", {"train.steps": steps})
-        if file.get("num_train_epochs") is not None:
-            file.leave("num_train_epochs", "max_steps counts")
-    else:
-        epochs = file.get("num_train_epochs")
-        file.put("num_train_epochs", {"train.epochs": number(epochs)}) if epochs else file.assume({"train.epochs": 3.0})
-
-
 def _assume(file: TrainerFile) -> None:
     """What the tool takes where the file is silent."""
     draft = file.draft
@@ -339,7 +334,8 @@ def _read_data(file: TrainerFile, stage: str) -> None:
         file.draft.remark("A plain text is read on from line to line; LLaMA-Factory ends a text with each line.")
     if not names:
         file.refuse("dataset", "no data set is named")
-    file.take("dataset"), file.take("dataset_dir")
+    file.take("dataset")
+    file.leave_unread("data.path names the files", "dataset_dir")
     _read_packing(file, stage)
     _read_template(file, stage)
     if file.get("streaming"):
@@ -442,7 +438,7 @@ def _read_evaluation(file: TrainerFile, stage: str) -> None:
     if names := _names(file.get("eval_dataset")):
         found = [each for each in (_source(file, name, stage) for name in names) if each]
         put_evaluation_rows(file, "eval_dataset", found, None)
-        file.take("val_size")
+        file.leave_unread("eval_dataset is evaluated on", "val_size")
     else:
         put_validation_share(file, "val_size", number(file.get("val_size", 0)))
 
@@ -464,8 +460,7 @@ def _read_packing(file: TrainerFile, stage: str) -> None:
         file.put(name, {"data.packing": packing})
     elif packing:
         file.assume({"data.packing": packing})
-    for each in ("packing", "neat_packing"):
-        file.take(each) if file.get(each) is None or each == name else file.put(each, {})
+    file.leave_unread("neat_packing says it" if name != "packing" else "see data.packing", "packing", "neat_packing")
 
 
 def _read_template(file: TrainerFile, stage: str) -> None:
@@ -474,9 +469,7 @@ def _read_template(file: TrainerFile, stage: str) -> None:
         if name is not None:
             file.leave("template", "texts are learned as they are")
         return
-    if _OF_IMAGES.search(str(name)):
-        file.refuse("template", _IMAGES)
-    elif name in _TEMPLATES:
+    if name in _TEMPLATES:
         file.put("template", {"data.chat_template": _TEMPLATES[name]})
     else:
         why = "the tokenizer's own chat template, which in LLaMA-Factory is written anew under this name: compare them"

@@ -34,6 +34,7 @@ class Rows:
 def put_rows(file: TrainerFile, name: str, found: Sequence[Rows]) -> Rows | None:
     """Set `data` to several data sets of one form, or say why they are not read together; the first of them."""
     if not found:
+        file.draft.set("data.kind", "dataset", file.source.at(name))  # by which other keys are judged
         return None
     first = found[0]
     if any((each.form, each.columns) != (first.form, first.columns) for each in found):

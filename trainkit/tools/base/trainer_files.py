@@ -130,6 +130,8 @@ class TrainerFile:
     def take(self, name: str, default: Any = None) -> Any:
         """The value at a dotted name, which is read with that, and all below it."""
         self._read.add(name)
+        if (found := value_at(self.source.tree, name, 0)) != 0 and is_off(found):
+            self._note_off(name)
         return self.get(name, default)
 
     def put(self, name: str, settings: Settings, reason: str = "") -> None:
@@ -208,7 +210,7 @@ class TrainerFile:
 
     def _by_table(self, name: str) -> None:
         value, key = self.get(name), self.keys.get(name)
-        if value is None:
+        if value is None or (key is None and is_off(value)):
             self._note_off(name)
         elif key is None:
             self.leave(name, f"no key of {self.tool} that trainkit knows")

@@ -39,6 +39,7 @@ _APART = {
     *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
     *("eval_strategy", "evaluation_strategy", "eval_steps", "save_strategy", "save_steps", "logging_strategy"),
     *("metric_for_best_model", "greater_is_better", "fsdp", "push_to_hub", "report_to"),
+    *("hub_model_id", "hub_strategy", "hub_private_repo"),
 }
 
 
@@ -91,11 +92,11 @@ KEYS: Mapping[str, Key] = table(
     Key("warmup_ratio", _warmup_share),
     accepted("label_smoothing_factor", "the built-in trainer's loss is cross entropy without smoothing", 0),
     accepted("neftune_noise_alpha", "the built-in trainer adds no noise to embeddings (NEFTune)", 0),
-    accepted("group_by_length", ORDER, False),
     refused("the built-in trainer projects no gradients, and trains all weights or adapters", "optim_target_modules"),
     refused("the built-in trainer has no mesh of ranks beyond ddp, fsdp and ZeRO", "parallelism_config"),
     left_out("batch.micro auto finds what fits, with batch.global set", "auto_find_batch_size"),
-    left_out(ORDER, "data_seed", "train_sampling_strategy", "length_column_name", "dataloader_in_order"),
+    left_out(ORDER, "data_seed", "group_by_length", "train_sampling_strategy", "length_column_name"),
+    left_out(ORDER, "dataloader_in_order"),
     left_out("an epoch's last steps may hold fewer samples, or others", "dataloader_drop_last"),
     left_out("when the first evaluation comes differs", "eval_on_start", "eval_delay"),
     left_out(
@@ -117,7 +118,7 @@ KEYS: Mapping[str, Key] = table(
     left_out("every run has a folder of its own", "overwrite_output_dir"),
     left_out("trainkit hands the model what it takes", "remove_unused_columns", "label_names"),
     left_out("the token is that of HF_TOKEN, or of `hf auth login`", "hub_token"),
-    left_out("see checkpoint.push_to_hub", "hub_always_push", "hub_revision", "push_to_hub"),
+    left_out("see checkpoint.push_to_hub", "hub_always_push", "hub_revision"),
     left_out(
         _NO_TASK, "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
         "sortish_sampler", "do_predict",
@@ -189,20 +190,23 @@ def _arguments(text: str) -> Settings:
     return {f"optimizer.args.{key.strip()}": compose(value.strip()).tree for key, _, value in pairs}
 
 
-def read_schedule(file: TrainerFile, name: str, default: str) -> None:
-    """The schedule of one of Trainer's names; those that fall end at 0 there, and at a tenth by trainkit's default."""
+def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0) -> None:
+    """The schedule of one of Trainer's names; those that fall end at 0 there, and at a tenth by trainkit's default.
+
+    floor: the share of the rate at which the tool's own one ends.
+    """
     kwargs = file.take("lr_scheduler_kwargs") or {}
     asked = str(file.get(name) or default)
     found = dict(decode_schedule(asked, kwargs, number(file.get("learning_rate"))))
     if not found and not kwargs and asked in ("linear", "cosine", *FLAT):
-        found = {"schedule.name": asked, **({} if asked in FLAT else {"schedule.min_lr_ratio": 0.0})}
+        found = {"schedule.name": asked, **({} if asked in FLAT else {"schedule.min_lr_ratio": floor})}
     if not found:
         where = "lr_scheduler_kwargs" if kwargs and asked in ("linear", "cosine", *FLAT) else name
         file.refuse(where, "the built-in trainer has cosine, linear, constant and constant_with_warmup")
-    elif file.get(name):
-        file.put(name, found)
     else:
-        file.assume(found)
+        file.put(name, found) if file.get(name) else file.assume(found)
+        if kwargs:
+            file.put("lr_scheduler_kwargs", {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]})
 
 
 def set_every(file: TrainerFile, name: str, key: str, value: float) -> None:
@@ -229,7 +233,7 @@ def read_strategy(file: TrainerFile, what: str, default: str) -> None:
             file.leave(steps, f"{name} is {asked}")
     elif asked == "best" and what == "save":
         file.put(name, {"checkpoint.keep_best": True})
-        file.take(steps)
+        file.leave_unread("save_strategy is best", steps)
     elif asked == "epoch":
         if file.get(steps) is not None:
             file.leave(steps, f"{name} is epoch")
@@ -242,6 +246,46 @@ def read_strategy(file: TrainerFile, what: str, default: str) -> None:
         set_every(file, steps if file.get(steps) else name, key, every)
         if file.get(steps) and file.get(name):
             file.put(name, {})
+
+
+def read_push(file: TrainerFile, *, pushes: bool) -> None:
+    """Uploads to the Hub, where they are on and the repository is named."""
+    if pushes and file.get("hub_model_id"):
+        for name in ("hub_model_id", "hub_strategy", "hub_private_repo"):
+            found = BY_NAME[name].decode(file.get(name))
+            if file.get(name) is not None and not isinstance(found, Unsupported):
+                file.put(name, found)
+        file.assume({"checkpoint.push_to_hub.strategy": "every_save"}, "Trainer")
+        file.leave_unread("checkpoint.push_to_hub.repo says it", "push_to_hub")
+    elif pushes:
+        file.refuse("push_to_hub", "hub_model_id does not say which repository")
+    why = "nothing is uploaded: push_to_hub is off"
+    file.leave_unread(why, "push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo")
+
+
+def read_epochs(file: TrainerFile, name: str, default: float) -> None:
+    """How long to train: `max_steps`, or passes over the data by the key of this name."""
+    steps, epochs = file.get("max_steps"), number(file.get(name))
+    if steps and steps > 0:
+        file.put("max_steps", {"train.steps": steps})
+        file.leave_unread("max_steps counts", name)
+    elif epochs:
+        file.put(name, {"train.epochs": epochs})
+    else:
+        file.assume({"train.epochs": default})
+    if steps is not None and steps <= 0:
+        file.put("max_steps", {})
+
+
+def remark_frozen_weights(file: TrainerFile) -> None:
+    """Say what frozen weights take that are in 16 bits in the tool, and in 32 here, as the same numbers."""
+    draft = file.draft
+    frozen = draft.get("peft.kind") == "lora" and not draft.get("model.quantize.bits")
+    if frozen and draft.get("precision.dtype") != "fp32":
+        draft.remark(
+            f"Frozen weights are kept in 32 bits, in {file.tool} in 16, with the same results: where they do not fit, "
+            "precision.weights=bf16 with optimizer.name=adamw_anyprecision has all in 16."
+        )
 
 
 def evaluate_on_all(file: TrainerFile) -> None:
