@@ -31,6 +31,7 @@ RELEASES: Mapping[str, tuple[str, str]] = {
     "torch-optimi": ("0.2", "0.4"),
     "trackio": ("0.43", "1"),
     "transformers": ("4.50", "5.24"),
+    "trl": ("1.15", "1.17"),
     "wandb": ("0.19", "1"),
     "zstandard": ("0.23", "1"),
 }

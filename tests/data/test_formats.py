@@ -105,7 +105,7 @@ def test_preference_pairs_are_refused_with_the_way_to_trl_and_may_be_learned_as_
     with pytest.raises(FormatError) as caught:
         recognised(("prompt", "chosen", "rejected"), {})
     assert "one answer is preferred" in caught.value.what
-    assert "trl.scripts.dpo" in caught.value.hint
+    assert "`trainkit cp dpo` is a recipe for TRL's trainer" in caught.value.hint
     assert "data.columns: {messages: chosen}" in caught.value.hint
     assert recognised(("chosen", "rejected"), {"messages": "chosen"}).columns == {"messages": "chosen"}
 

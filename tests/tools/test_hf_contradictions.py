@@ -289,6 +289,23 @@ def test_a_plan_that_resumes_says_what_the_script_has_to_do(plan: Callable[..., 
     assert "hand it to train()" in blockers(resuming, "note")[0].what
 
 
+def test_scripts_of_trl_need_the_package_and_a_release_that_goes_on_from_a_checkpoint(
+    layered: Layered, machine: Machine
+) -> None:
+    def said(version: str, resume: str) -> list[tuple[str, str, str]]:
+        trl = {"trl": version} if version else {}
+        program = {"program": {"kind": "hf", "module": "trl.scripts.dpo"}, "checkpoint": {"resume": resume}}
+        made = build_plan(layered(CPU, program), machine(packages={**PACKAGES, **trl})).plan
+        return [(each.severity, each.what, each.hint) for each in made.notices if "trl" in each.what]
+
+    (missing,) = said("", "never")
+    assert missing[:2] == ("blocker", "program.module trl.scripts.dpo requires trl >= 0.12; it is not installed")
+    assert "install 'trl>=1.15,<1.17'" in missing[2]
+    assert said("1.14.2", "never") == said("1.15.0", "/old/checkpoint-40") == []
+    (anew,) = said("1.14.2", "/old/checkpoint-40")
+    assert anew[:2] == ("blocker", "the scripts of trl 1.14.2 begin anew, whatever --resume_from_checkpoint says")
+
+
 def test_the_users_deepspeed_file_and_trainer_say_the_same(layered: Layered, machine: Machine) -> None:
     tree = {
         "gradient_clipping": 0.5,

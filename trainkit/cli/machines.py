@@ -28,6 +28,7 @@ VERSIONS: Mapping[str, str] = {
     "safetensors": "0.8.0",
     "torch": "2.13.0",
     "transformers": "5.23.0",
+    "trl": "1.16.0",
 }
 
 

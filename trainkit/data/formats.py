@@ -163,8 +163,8 @@ def recognised(
         what = f"{has}: pairs of which one answer is preferred, and trainkit's own trainer learns from single answers"
         raise FormatError(
             what,
-            "launch TRL's own trainer (`trainkit run -m trl.scripts.dpo …`), or name the answer to "
-            "learn: data.columns: {messages: chosen}",
+            "`trainkit cp dpo` is a recipe for TRL's trainer, which learns from them; or name the answer to learn: "
+            "data.columns: {messages: chosen}",
         )
     for each in found:
         if task in each.tasks:

@@ -17,6 +17,7 @@ from typing import Any
 
 from trainkit.machine.cpu_affinity import core_list
 from trainkit.machine.facts import Allocation, NumaNode, TorchBuild, at_least
+from trainkit.metrics import METRICS
 from trainkit.optimizers import OPTIMIZERS
 
 CGROUPS, PCI = "sys/fs/cgroup", "sys/bus/pci/devices"
@@ -158,8 +159,9 @@ def cgroups(root: Path, controller: str, mount: str = CGROUPS) -> tuple[Path, ..
 
 PACKAGES = frozenset((
     *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
+    *(each.package for each in METRICS.values() if each.package),
     "accelerate", "datasets", "deepspeed", "flash-attn", "ninja", "numpy", "nvidia-ml-py", "peft", "pyarrow",
-    "safetensors", "tensorboard", "torch", "torch-xla", "trackio", "transformers", "wandb",
+    "safetensors", "tensorboard", "torch", "torch-xla", "trackio", "transformers", "trl", "wandb",
 ))  # fmt: skip
 NCCL = "nvidia-nccl-cu"  # and the CUDA that it is for
 

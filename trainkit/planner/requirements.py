@@ -17,6 +17,7 @@ from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.planner.techniques import value_of
 from trainkit.recipe.schema import Fsdp, Image
 from trainkit.recipe.schema.model import quantized_bits
+from trainkit.tools.base.own_scripts import of_trl
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 from trainkit.tools.torch_xla import is_spmd
 
@@ -155,6 +156,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement("pyarrow", "15", _builtin("data.kind", "dataset")),
     Requirement("transformers", "4.50", _builtin("model.kind", "hf")),
+    Requirement("trl", "0.12", lambda c: f"program.module {c.recipe.program.module}" if of_trl(c) else ""),
     Requirement(
         "flash-attn",
         "2.3",

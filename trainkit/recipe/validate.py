@@ -58,6 +58,24 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bfloat16": ("PyTorch's bfloat16", "write bf16"),
         **dict.fromkeys(("32", "float", "float32"), ("PyTorch's float32", "write fp32")),
     },
+    "model.task": {
+        **{
+            name: ("TRL's trainers learn this, and trainkit launches them", f"start from `trainkit cp {recipe}`{more}")
+            for names, recipe, more in (
+                (("dpo", "ipo"), "dpo", ""),
+                (("reward", "reward_model", "reward_modeling", "rm"), "reward-model", ""),
+                (("grpo",), "grpo", ""),
+                (("rloo",), "grpo", ", with program.module: trl.scripts.rloo"),
+                (("kto",), "dpo", ", with program.module: trl.scripts.kto"),
+            )
+            for name in names
+        },
+        **dict.fromkeys(
+            ("orpo", "cpo", "simpo", "ppo", "online_dpo", "gkd", "distillation", "prm"),
+            ("TRL's trainers learn this, in a script of yours", "launch the script: trainkit run train.py"),
+        ),
+        "sft": ("it is the next token's prediction on chats, or on prompts with completions", "write causal_lm"),
+    },
     "efficiency.compile.backend": dict.fromkeys(
         ("openxla_eval", "tvm", "ofi", "fx2trt", "onnxrt", "ipex", "tensorrt", "torch_tensorrt", "torchxla_trace_once"),
         ("it compiles for inference: there is no backward pass to train with", "write inductor"),

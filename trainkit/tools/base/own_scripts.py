@@ -29,6 +29,11 @@ def is_executable(context: Context) -> bool:
     return bool(script and not script.endswith(PYTHON))
 
 
+def of_trl(context: Context) -> bool:
+    """Whether the program is a script of the package trl, as `trl dpo` starts it."""
+    return (context.recipe.program.module or "").startswith("trl.")
+
+
 def own_program_line(context: Context) -> str:
     """The program, for people."""
     program = context.recipe.program

@@ -53,6 +53,7 @@ DETECTION = Detection(
 )
 # What --hub_strategy pushes with the optimizer's state.
 RESUMABLE = ("checkpoint", "all_checkpoints")
+TRL_RESUMES = "1.15"  # its scripts before call train() without the checkpoint (1.10 to 1.14 were looked at)
 # Fields that TrainingArguments do not keep as they were given, or that show in what is in force.
 REWRITTEN = frozenset({"use_cpu", "fsdp", "report_to", "lr_scheduler_kwargs", "resume_from_checkpoint"})
 IMPLIED = "the plan decides it, so the program is given it"
@@ -121,7 +122,11 @@ def notices(context: Context) -> Iterator[Diagnostic]:
     if folder := own.get("output_dir"):
         what = f"{says(folder)}: the program's files lie there and not in the run directory"
         yield note(what, "checkpoint.resume auto does not look there")
-    if context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
+    if context.resume.path is not None and own_scripts.of_trl(context):
+        if not at_least(trl := context.facts.packages.get("trl", TRL_RESUMES), TRL_RESUMES):
+            what = f"the scripts of trl {trl} begin anew, whatever --resume_from_checkpoint says"
+            yield blocker(what, install(context.facts.executable, "trl"))
+    elif context.resume.path is not None:  # TrainingArguments only hold the path, as their documentation says
         what = "Trainer leaves --resume_from_checkpoint to the script, which has to hand it to train()"
         lacks = "" if resumes(context.resolved.script) else f": {context.recipe.program.script} names it nowhere"
         yield (warning if lacks else note)(f"{what}{lacks}", "the run ends where its first step is another")
