@@ -36,7 +36,8 @@ ELSEWHERE = {
 TRAINING = ("run", "bench")
 # A file that a page shows; its reader has written it.
 FILE = re.compile(r"^<!-- file (\S+) -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the tests' Hub has a tiny one of this name
+# The tests' Hub has tiny models of these names.
+SMALL_MODELS = {"HuggingFaceTB/SmolLM2-135M-Instruct": "llama", "distilbert/distilbert-base-uncased": "bert"}
 # Smaller than printed, through a layer that any user may use.
 SMALL = {
     "TRAINKIT__MODEL__HIDDEN_SIZE": "16",
@@ -155,8 +156,9 @@ def test_every_command_runs_as_printed_and_in_this_order(
     reader = {**hub.environment, "HF_TOKEN": TOKEN}  # who is logged in to a Hub
     for name, content in FILE.findall(page.read_text(encoding="utf-8")):
         (tmp_path / name).write_text(content)
-    if SMALL_MODEL in page.read_text(encoding="utf-8"):
-        hub.add(SMALL_MODEL, save_model(tmp_path / "hub" / "model", "llama"))
+    for name, kind in SMALL_MODELS.items():
+        if name in page.read_text(encoding="utf-8"):
+            hub.add(name, save_model(tmp_path / "hub" / kind, kind))
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
     for line in commands(page):
         words = shlex.split(line, comments=True)
@@ -164,7 +166,7 @@ def test_every_command_runs_as_printed_and_in_this_order(
             continue
         assert words[0] == "trainkit", f"no test runs {line!r}"
         # the built-in trainer's own models; others are of another kind, and small
-        is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py", "pip.yaml"} & {*words}
+        is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py", "pip.yaml", "reviews.yaml"} & {*words}
         done = trainkit(*words[1:], environ={**reader, **(SMALL if is_big else {})}, timeout=200)
         # the machine of the test may have a problem, and lacks the scripts of other libraries
         fine = (0, 4) if words[1] == "doctor" or {"hf-glue-mrpc", "accelerate-nlp-example"} & {*words} else (0,)
