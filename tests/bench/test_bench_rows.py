@@ -103,3 +103,14 @@ def test_csv_and_json_hold_the_same_figures_and_no_invalid_number() -> None:
     data = json.loads(json.dumps(as_data(found), allow_nan=False))
     assert data["rows"][0]["runs"][0]["final_loss"] is None
     assert data["rows"][0]["memory_bytes"] == MIB
+
+
+def test_the_table_has_the_evaluation_where_all_variants_measure_the_same() -> None:
+    measured = {"metrics": {"accuracy": 0.5}, "best_metric": "loss", "eval_loss": 0.7}
+    rows = [VariantRow(name, "", (measure(summary(**measured), "rss", "", ""),)) for name in ("base", "other")]
+    shown = render(Comparison("r", "m", "rss", rows))
+    assert shown.splitlines()[0].endswith("final loss  eval accuracy")
+    assert shown.splitlines()[1].endswith("0.5000")
+    losses = [VariantRow("base", "", (measure(summary(eval_loss=0.7), "rss", "", ""),)), *rows]
+    assert "eval " not in render(Comparison("r", "m", "rss", losses))
+    assert next(csv.DictReader(io.StringIO(as_csv(Comparison("r", "m", "rss", rows)))))["evaluated"] == "accuracy"

@@ -64,6 +64,8 @@ def test_plain_lines_show_steps_and_evaluations_and_nothing_else() -> None:
     progress = progressed()
     assert plain_line(progress, LINES[1]) == "step 20/300  loss 4.2500  41.0k tokens/s  512 MiB"
     assert plain_line(progress, {"step": 20, "eval_loss": 4.0}) == "step 20/300  evaluation loss 4.0000"
+    measured = {"step": 20, "eval_loss": 4.0, "eval_accuracy": 0.5, "eval_seconds": 1.0}
+    assert plain_line(progress, measured) == "step 20/300  evaluation loss 4.0000  accuracy 0.5000"
     assert plain_line(progress, START) == ""
 
 

@@ -114,6 +114,26 @@ def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
     assert (state.word, state.exit_code, state.step, run.started) == ("failed", 7, 3, None)
 
 
+def test_a_run_is_listed_with_the_number_that_says_how_good_it_is(tmp_path: Path, trainkit: Trainkit) -> None:
+    for day, known in {
+        "01": {"eval_loss": 0.7, "metrics": {"accuracy": 0.5, "f1": 0.25}, "best_metric": "f1"},
+        "02": {"eval_loss": 0.7, "metrics": {"accuracy": 0.5, "f1": 0.25}, "best_metric": "loss"},
+        "03": {"eval_loss": 2.5, "metrics": {}, "best_metric": "loss"},
+        "04": {"eval_loss": None, "metrics": 5},
+    }.items():
+        layout = make_run(tmp_path / "runs", "a", f"202601{day}-000000-aa", state="ended", exit_code=0)
+        layout.summary.write_text(json.dumps({"exit_code": 0, "steps": 3, "final_loss": 1.5, **known}))
+    running = make_run(tmp_path / "runs", "a", "20260105-000000-aa", state="ended", exit_code=1)
+    records = ({"step": 2, "loss": 1.0}, {"step": 2, "eval_loss": 0.5, "eval_accuracy": 0.75, "eval_seconds": 1.0})
+    running.metrics.write_text("".join(f"{json.dumps(each)}\n" for each in records) + '{"step": 3, "lo')
+    rows = [line.split("  ") for line in trainkit("runs", "list").stdout.splitlines()]
+    shown = [[cell.strip() for cell in row if cell.strip()][5] for row in rows[1:]]
+    assert shown == ["f1 0.2500", "accuracy 0.5000", "loss 2.5000", "-", "accuracy 0.7500"]
+    assert "evaluation accuracy 0.7500" in trainkit("status").stdout
+    (known,) = [json.loads(trainkit("status", "--json").stdout)["evaluation"]]
+    assert known == {"metric": "accuracy", "value": 0.75}
+
+
 def plan_of(program: str, *argv: Any) -> str:
     """As much of a plan as a list of runs reads."""
     choices = {"program": {"kind": program}, "strategy": {"kind": "ddp"}, "launcher": {"kind": "torchrun"}}
@@ -138,7 +158,7 @@ def test_a_run_is_listed_with_who_ran_and_shown_with_its_words_and_the_end_of_it
     logs.log(1, "out").write_text("")
 
     rows = [line.split("  ") for line in trainkit("runs", "list").stdout.splitlines()]
-    columns = [[cell.strip() for cell in row if cell.strip()][5:8] for row in rows[1:]]
+    columns = [[cell.strip() for cell in row if cell.strip()][6:9] for row in rows[1:]]
     assert [row[0] for row in columns] == ["builtin", "-m pkg.main", "go.sh", "train.py"]
     assert columns[-1][1:] == ["ddp", "torchrun"]
     shown = trainkit("runs", "show").stdout

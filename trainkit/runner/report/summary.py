@@ -310,7 +310,8 @@ def headline(summary: Summary) -> tuple[str, float] | None:
 
     Its name, and its value at the last evaluation. None for a run without an evaluation.
     """
-    measured, best = summary.get("metrics") or {}, summary.get("best_metric")
+    measured, best = summary.get("metrics"), summary.get("best_metric")
+    measured = measured if isinstance(measured, Mapping) else {}
     name = str(best if best in measured else next(iter(measured), "loss"))
     value = summary.get("eval_loss") if name == "loss" else measured.get(name)
     return (name, float(value)) if isinstance(value, int | float) else None
