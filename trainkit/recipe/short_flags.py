@@ -101,7 +101,8 @@ _STRATEGY = "trainkit.tools.hf.strategy_flags"
 
 def _reporters(value: Any) -> Mapping[str, Any]:
     names = value if isinstance(value, list) else str(value or "").strip("[]").replace(",", " ").split()
-    return {"logging.report_to": [] if names == ["none"] else list(_REPORTERS) if names == ["all"] else names}
+    every = [name for name in _REPORTERS if name != "trackio"]  # for HF "all" is what is installed
+    return {"logging.report_to": [] if names == ["none"] else every if names == ["all"] else names}
 
 
 # Settings that a value of HF's means where it is not the recipe's own: for flags, and for the fields of that name.

@@ -132,10 +132,12 @@ def train_and_report(
         parts.checkpoints.reporters = {name: each["id"] for name, each in metrics.runs.items()}
         metrics.write(start_record(parts, first))
         progress = train(parts, first, metrics, requests)
-    parts.heartbeat.set_phase(EVALUATION)  # a sample, predictions
-    outcome = {**result(parts, progress), "reporters": metrics.runs}
+        parts.heartbeat.set_phase(EVALUATION)  # a sample, predictions
+        # Before the reporters are closed: sending the rest may take a while, and is no time of the training.
+        outcome = {**result(parts, progress), "reporters": metrics.runs}
+        if world.rank == 0:
+            write_result(settings.run_dir / "result.json", outcome)
     if world.rank == 0:
-        write_result(settings.run_dir / "result.json", outcome)
         waited, workers = (outcome["data_wait_share"], outcome["train_seconds"]), settings.recipe.data.workers
         slow = slow_data_warning(*waited, workers, packed=is_packed_stream(settings.recipe))
         if slow:
