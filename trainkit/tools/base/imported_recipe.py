@@ -56,7 +56,7 @@ def open_foreign_file(context: ImportContext, path: str, program: Sequence[str] 
     """Read a file to import. Raises UsageError where there is none, and RecipeError for what cannot be read."""
     file = read_mapping(context, path, f"file {path}", 1)
     if not file.tree:
-        raise UsageError(f"{path} holds no mapping", hint="name a DeepSpeed JSON file or an accelerate config")
+        raise UsageError(f"{path} holds no mapping", hint="name a settings file of another tool")
     return replace(file, program=tuple(program))
 
 
