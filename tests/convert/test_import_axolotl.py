@@ -188,6 +188,28 @@ def test_what_is_off_is_named_in_one_line(keys: dict[str, Any]) -> None:
     assert all(name in said.partition("Off, empty, or as trainkit has it:")[2] for name in keys)
 
 
+def test_the_first_rows_alone_are_read_where_the_split_says_how_many() -> None:
+    found = read(datasets=[{"path": "our-org/x", "type": "alpaca", "split": "train[:500]"}])
+    assert (found["data.max_rows"], "data.split" in found) == (500, False)
+    tests = [{"path": "our-org/x", "type": "alpaca", "split": "test"}]
+    assert "max_rows" in why(
+        datasets=[{"path": "our-org/x", "type": "alpaca", "split": "train[:500]"}], test_datasets=tests
+    )
+
+
+def test_prompts_are_learned_where_the_file_says_so() -> None:
+    assert read(train_on_inputs=True)["data.train_on_prompts"] is True
+    texts = read(datasets=[{"path": "rows.jsonl", "type": "completion"}], train_on_inputs=True)
+    assert "data.train_on_prompts" not in texts  # which are learned whole
+
+
+def test_settings_of_wandb_are_its_variables_where_it_is_used() -> None:
+    found = read(wandb_project="desk", wandb_mode="offline", use_trackio=True)
+    assert found["logging.report_to"] == ["wandb", "trackio"]
+    assert (found["env.WANDB_PROJECT"], found["env.WANDB_MODE"]) == ("desk", "offline")
+    assert "env.WANDB_PROJECT" not in read(wandb_project="desk", use_wandb=False)
+
+
 def test_several_files_of_one_form_are_read_together() -> None:
     both = [
         {"path": "x.jsonl", "type": "chat_template"},

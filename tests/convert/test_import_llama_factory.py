@@ -203,6 +203,12 @@ def test_rows_that_are_no_answers_to_learn_are_refused(entry: dict[str, Any]) ->
     assert "x" in why({"x": entry}, dataset="x")
 
 
+def test_the_first_rows_of_each_source_and_prompts_are_learned_where_the_file_says_so() -> None:
+    found = read(max_samples=100, train_on_prompt=True)
+    assert (found["data.max_rows"], found["data.train_on_prompts"]) == (100, True)
+    assert "max_samples" in why({"x": {"file_name": "x.txt"}}, dataset="x", stage="pt", max_samples=5)
+
+
 def test_a_fixed_length_leaves_out_the_epochs() -> None:
     text = text_of(max_steps=30, num_train_epochs=3.0, eval_strategy="steps", eval_steps=0.5, val_size=0.1)
     found = settings(text)

@@ -63,7 +63,7 @@ _INSTRUCTIONS: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 _CHATS = ("chat_template", "chat_template.default", "chat_template.load", "sharegpt", "sharegpt.load_role")
 _BUILT_IN = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
-_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<part>.*)\]")
+_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?:0?:(?P<first>\d+)|.*)\]")
 
 
 def _attention(value: Any) -> Decoded:
@@ -103,10 +103,6 @@ def _plugins(value: Any) -> Decoded:
     if others:
         return Unsupported(f"{others[0]} changes what is trained, or may do so")
     return LeftOut("; ".join(dict.fromkeys(f"{part}: {_SAME[part]}" for part in parts)))
-
-
-def _environment(name: str, variable: str) -> Key:
-    return Key(name, lambda value: {f"env.{variable}": str(value), "logging.report_to": ["wandb"]})
 
 
 def _compile(value: Any) -> Decoded:
@@ -156,15 +152,6 @@ KEYS: Mapping[str, Key] = {
         Key("torch_compile", _compile),
         Key("plugins", _plugins),
         *[Key(name, _model_class) for name in ("model_type", "type_of_model")],
-        *[
-            _environment(name, variable)
-            for name, variable in (
-                ("wandb_project", "WANDB_PROJECT"), ("wandb_entity", "WANDB_ENTITY"), ("wandb_name", "WANDB_NAME"),
-                ("wandb_run_id", "WANDB_RUN_ID"), ("wandb_mode", "WANDB_MODE"),
-            )
-        ],
-        Key("use_wandb", lambda value: {"logging.report_to": ["wandb"]} if value else {}),
-        Key("use_tensorboard", lambda value: {"logging.report_to": ["tensorboard"]} if value else {}),
         Key("profiler_steps", lambda value: {"profile.steps": value}),
         Key("auto_resume_from_checkpoints", lambda value: {"checkpoint.resume": "auto"} if value else {}),
         accepted("fp32_norms", "norms keep precision.weights", False),
@@ -227,7 +214,7 @@ KEYS: Mapping[str, Key] = {
             SHOWN, "wandb_watch", "wandb_log_model", "use_mlflow", "mlflow_tracking_uri", "mlflow_experiment_name",
             "mlflow_run_name", "hf_mlflow_log_artifacts", "use_comet", "comet_api_key", "comet_workspace",
             "comet_project_name", "comet_experiment_key", "comet_mode", "comet_online", "comet_experiment_config",
-            "use_trackio", "trackio_project_name", "trackio_run_name", "use_otel_metrics", "otel_metrics_host",
+            "trackio_project_name", "trackio_run_name", "use_otel_metrics", "otel_metrics_host",
             "otel_metrics_port", "use_swanlab", "swanlab_project", "swanlab_experiment_name", "swanlab_description",
             "swanlab_mode", "swanlab_workspace", "swanlab_api_key", "swanlab_log_model", "swanlab_web_host",
             "swanlab_api_host", "swanlab_lark_webhook_url", "swanlab_lark_secret", "swanlab_log_completions",
@@ -282,7 +269,8 @@ _APART = {
     *("saves_per_epoch", "save_steps", "save_strategy", "deepspeed", "fsdp", "fsdp_config", "load_best_model_at_end"),
     *("pretraining_sample_concatenation", "pretrain_multipack_attn", "overrides_of_model_config", "model_config"),
     *("overrides_of_model_kwargs", "model_kwargs", "metric_for_best_model", "greater_is_better"),
-    *("activation_checkpointing", "evaluation_strategy"),
+    *("activation_checkpointing", "evaluation_strategy", "use_wandb", "use_tensorboard", "use_trackio"),
+    *("wandb_project", "wandb_entity", "wandb_name", "wandb_run_id", "wandb_mode"),
 }
 _TYPICAL = {
     *("base_model", "datasets", "pretraining_dataset", "sequence_len", "micro_batch_size", "sample_packing"),
@@ -312,6 +300,7 @@ def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> 
     _read_precision(file)
     _read_rates(file)
     _read_intervals(file)
+    _read_reports(file)
     training_arguments.read_push(file, pushes=bool(file.get("hub_model_id")))
     if draft.get("checkpoint.push_to_hub.repo"):
         file.assume({"checkpoint.push_to_hub.private": True})
@@ -331,6 +320,25 @@ def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> 
         file.assume({"schedule.warmup_steps": warmup})
         if not steps:
             draft.remark("warmup_steps: axolotl warms up in 3 % of the steps, and in 100 at most; here in 3 %.")
+
+
+# wandb's variables by axolotl's names, which the run reads where it reports there.
+_WANDB = {
+    "wandb_project": "WANDB_PROJECT", "wandb_entity": "WANDB_ENTITY", "wandb_name": "WANDB_NAME",
+    "wandb_run_id": "WANDB_RUN_ID", "wandb_mode": "WANDB_MODE",
+}  # fmt: skip
+
+
+def _read_reports(file: TrainerFile) -> None:
+    uses = {"wandb": file.get("use_wandb", bool(file.get("wandb_project")))}
+    uses |= {name: file.get(f"use_{name}") for name in ("tensorboard", "trackio")}
+    if found := [name for name, on in uses.items() if on]:
+        name = f"use_{found[0]}" if file.get(f"use_{found[0]}") else "wandb_project"
+        file.put(name, {"logging.report_to": found})
+    for name, variable in _WANDB.items():
+        if uses["wandb"] and file.get(name):
+            file.put(name, {f"env.{variable}": str(file.get(name))})
+    file.leave_unread("see logging.report_to", *(f"use_{name}" for name in uses), *_WANDB)
 
 
 def _read_model(file: TrainerFile) -> None:
@@ -519,8 +527,9 @@ def _read_data(file: TrainerFile) -> None:
         put_validation_share(file, "val_set_size", number(file.get("val_set_size", 0)))
     _read_packing(file, train, pretrains=bool(streams))
     _read_template(file, entries)
-    if file.take("train_on_inputs"):
-        file.refuse("train_on_inputs", "the answers alone are learned", "leave it out")
+    if file.get("train_on_inputs") and train and train.form != "completion":
+        file.put("train_on_inputs", {"data.train_on_prompts": True})
+    file.leave_unread("a text is learned whole", "train_on_inputs")
     strategy = file.get("excess_length_strategy")
     if strategy in (None, "drop", "raise") and train and train.form != "completion":
         file.draft.remark("A row that is longer than sequence_len is cut; axolotl leaves it out by default.")
@@ -577,13 +586,16 @@ def _rows(file: TrainerFile, shown_as: str, name: str, entry: Mapping[str, Any])
             file.draft.remark(f"Left out of {shown_as}: {key}: {_ENTRY_LEFT[key]}.")
         elif key not in _ENTRY_READ:
             file.draft.remark(f"Left out of {shown_as}: {key}: no key of axolotl that trainkit knows.")
-    split, part = str(entry.get("split") or ""), ""
+    split, first = str(entry.get("split") or ""), None
     if sliced := _SLICE.fullmatch(split):
-        split, part = sliced["split"], sliced["part"]
-    if part:
-        instead = "write split: train for all of it"
-        file.refuse(name, f"{what}: split {entry['split']} is a part of the rows, and they are read whole", instead)
-        return None
+        split = sliced["split"]
+        if sliced["first"] is None:
+            why = (
+                f"{what}: split {entry['split']} is a part of the rows, and data.max_rows names the first of them alone"
+            )
+            file.refuse(name, why, "write train[:N], or train for all of them")
+            return None
+        first = int(sliced["first"])
     path, files = str(entry.get("path") or ""), entry.get("data_files") or []
     files = (
         [files]
@@ -605,7 +617,7 @@ def _rows(file: TrainerFile, shown_as: str, name: str, entry: Mapping[str, Any])
     on_hub = not here and not files and is_repository(path)
     subset = entry.get("name") if on_hub else None
     wanted = None if split in ("", "train") or not on_hub else split
-    return Rows(paths, form, columns, on_hub, subset, wanted, entry.get("revision") if on_hub else None)
+    return Rows(paths, form, columns, on_hub, subset, wanted, entry.get("revision") if on_hub else None, first)
 
 
 def _entry_problem(entry: Mapping[str, Any]) -> str:

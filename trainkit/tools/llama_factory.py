@@ -347,9 +347,13 @@ def _read_data(file: TrainerFile, stage: str) -> None:
     elif file.get("buffer_size") is not None:
         file.leave("buffer_size", "streaming is off")
     _read_evaluation(file, stage)
-    for name in ("max_samples", "train_on_prompt"):
-        if file.get(name):
-            file.refuse(name, "every row is read, and the answers alone are learned")
+    if file.get("max_samples") and first and first.is_text:
+        file.refuse("max_samples", "a plain text is read whole", "write its lines as rows of text")
+    elif file.get("max_samples"):
+        file.put("max_samples", {"data.max_rows": file.get("max_samples")})
+    if file.get("train_on_prompt") and stage == "sft":
+        file.put("train_on_prompt", {"data.train_on_prompts": True})
+    file.leave_unread("a text is learned whole", "train_on_prompt")
 
 
 def _names(given: Any) -> list[str]:

@@ -15,7 +15,10 @@ _DOWNLOAD = "download them, and name their files, or mix them by weight with dat
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One data set. paths: files or folders, or one name of the Hub. columns: as data.columns. form: of its rows."""
+    """One data set. paths: files or folders, or one name of the Hub. columns: as data.columns. form: of its rows.
+
+    first: how many of its rows alone are read, None for all.
+    """
 
     paths: tuple[str, ...]
     form: str
@@ -24,6 +27,7 @@ class Rows:
     subset: str | None = None
     split: str | None = None
     revision: str | None = None
+    first: int | None = None
 
     @property
     def is_text(self) -> bool:
@@ -43,14 +47,14 @@ def put_rows(file: TrainerFile, name: str, found: Sequence[Rows]) -> Rows | None
     if len(found) > 1 and any(each.on_hub for each in found):
         file.refuse(name, "several data sets are read in full from files alone", _DOWNLOAD)
         return None
-    if len({(each.is_text, each.subset, each.split, each.revision) for each in found}) > 1:
-        why = "its data sets have different splits, or are plain texts beside rows"
+    if len({(each.is_text, each.subset, each.split, each.revision, each.first) for each in found}) > 1:
+        why = "its data sets have different splits, or some are plain texts"
         file.refuse(name, why, "write their rows into files of one form")
         return None
     settings: dict[str, Any] = {"data.kind": "text" if first.is_text else "dataset", "data.path": one_or_all(found)}
     if not first.is_text:
         settings |= {"data.columns": dict(first.columns)} if first.columns else {}
-        said = {part: getattr(first, part) for part in ("subset", "split", "revision")}
+        said = {part: getattr(first, part) for part in ("subset", "split", "revision")} | {"max_rows": first.first}
         settings |= {f"data.{part}": value for part, value in said.items() if value}
     file.put(name, settings)
     return first
@@ -58,8 +62,10 @@ def put_rows(file: TrainerFile, name: str, found: Sequence[Rows]) -> Rows | None
 
 def put_evaluation_rows(file: TrainerFile, name: str, found: Sequence[Rows], train: Rows | None) -> None:
     """Set what is evaluated on: files, or another split of the same data set of the Hub."""
-    same = train is not None and len(found) == 1 and replace(found[0], split=train.split) == train
-    if same and found[0].on_hub and found[0].split:
+    same = train is not None and len(found) == 1 and replace(found[0], split=train.split, first=train.first) == train
+    if {each.first for each in found} - {train.first if train else None}:
+        file.refuse(name, "as many rows of it are read as of the others (data.max_rows)", "read all of them")
+    elif same and found[0].on_hub and found[0].split:
         file.put(name, {"data.validation_split": found[0].split})
     elif any(each.on_hub for each in found):
         file.refuse(name, "data.validation_path names files, and data.validation_split a split of data.path", _DOWNLOAD)

@@ -9,14 +9,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from trainkit.errors import RecipeError, UsageError
 from trainkit.optimizers import CLASSES, OPTIMIZERS, OTHER_NAMES, optimizer
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.merge import value_at
+from trainkit.recipe.schema.launching import Reporter
 from trainkit.recipe.short_flags import ONLY_AT_THE_END
 from trainkit.recipe.yaml_reader import compose
+from trainkit.text import join_names
 from trainkit.tools.base.fields import Settings, Unsupported, by_name
 from trainkit.tools.base.fsdp_settings import FIRST_SHARDING, FIRST_VERSION
 from trainkit.tools.base.imported_recipe import read_mapping
@@ -60,10 +62,10 @@ def _row(name: str) -> Key:
 
 def _reporters(value: Any) -> Decoded:
     names = value if isinstance(value, list) else str(value).replace(",", " ").split()
-    known = [name for name in names if name in ("tensorboard", "wandb")]
+    known = [name for name in names if name in get_args(Reporter)]
     if known or names in (["none"], []):
         return {"logging.report_to": known}
-    return LeftOut("trainkit reports to tensorboard and wandb, and writes metrics.jsonl in any case")
+    return LeftOut(f"trainkit reports to {join_names(get_args(Reporter))}, and writes metrics.jsonl in any case")
 
 
 def _resumes(value: Any) -> Decoded:
