@@ -197,6 +197,11 @@ def test_the_first_rows_alone_are_read_where_the_split_says_how_many() -> None:
     )
 
 
+def test_instructions_without_words_around_them_are_written_as_they_are() -> None:
+    found = settings(imported("own-columns.yml", files_of("axolotl")))
+    assert (columns_of(found), found["data.chat_template"]) == ({"instruction": "ask", "output": "tell"}, "none")
+
+
 def test_prompts_are_learned_where_the_file_says_so() -> None:
     assert read(train_on_inputs=True)["data.train_on_prompts"] is True
     texts = read(datasets=[{"path": "rows.jsonl", "type": "completion"}], train_on_inputs=True)

@@ -132,6 +132,10 @@ _OF_METHODS = (
     *("qgalore_queue_size", "dion_rank_fraction", "dion_rank_multiple_of", "torchdistx_path", "ray_run_name"),
     *("ray_num_workers", "resources_per_worker", "gptq_groupsize", "gptq_model_v1", "gptq_disable_exllama"),
     *("model_quantization_config_kwargs", "kd_ce_alpha", "kd_alpha", "kd_temperature", "kd_beta", "kd_normalize_topk"),
+    *("kd_online_topk", "kd_online_server", "kd_online_timeout", "kd_temperature_min", "spectrum_model_name"),
+    *("nemo_gym_dir", "nemo_gym_auto_clone", "nemo_gym_config_paths", "nemo_gym_head_port", "nemo_gym_server_timeout"),
+    *("nemo_gym_verify_timeout", "nemo_gym_run_timeout", "nemo_gym_datasets", "nemo_gym_auto_start"),
+    *("nemo_gym_model_name", "nemo_gym_multi_turn", "nemo_gym_max_turns"),
     *("mora_type", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"),
 )
 KEYS: Mapping[str, Key] = {
@@ -270,7 +274,7 @@ _APART = {
     *("pretraining_sample_concatenation", "pretrain_multipack_attn", "overrides_of_model_config", "model_config"),
     *("overrides_of_model_kwargs", "model_kwargs", "metric_for_best_model", "greater_is_better"),
     *("activation_checkpointing", "evaluation_strategy", "use_wandb", "use_tensorboard", "use_trackio"),
-    *("wandb_project", "wandb_entity", "wandb_name", "wandb_run_id", "wandb_mode"),
+    *("wandb_project", "wandb_entity", "wandb_name", "wandb_run_id", "wandb_mode", "hub_model_id", "hub_strategy"),
 }
 _TYPICAL = {
     *("base_model", "datasets", "pretraining_dataset", "sequence_len", "micro_batch_size", "sample_packing"),
@@ -645,15 +649,13 @@ def _form(entry: Mapping[str, Any], *, pretrains: bool) -> tuple[str, dict[str, 
     """The form of an entry's rows with data.columns, or why it has none here."""
     kind = entry.get("type") or ("pretrain" if pretrains else "")
     if isinstance(kind, Mapping):
-        parts = {
-            "instruction": "field_instruction",
-            "input": "field_input",
-            "output": "field_output",
-            "system": "field_system",
-        }
-        if kind.get("format") not in (None, "{instruction}", "{instruction} {input}") or kind.get("system_prompt"):
+        bare = all(kind.get(name) in (None, "{instruction}") for name in ("format", "no_input_format"))
+        if not bare or any(
+            kind.get(name) for name in ("system_prompt", "system_format", "field_system", "field_input")
+        ):
             return "type: the words around instructions are its own: write them as a Jinja template, data.chat_template"
-        return "alpaca", {part: str(kind[key]) for part, key in parts.items() if kind.get(key) and kind[key] != part}
+        parts = {"instruction": "field_instruction", "output": "field_output"}
+        return "bare", {part: str(kind[key]) for part, key in parts.items() if kind.get(key) and kind[key] != part}
     kind = str(kind)
     plain = kind.partition(":")[0]
     if kind in ("completion", "pretrain", "completion.load"):
@@ -703,7 +705,10 @@ def _read_template(file: TrainerFile, entries: Sequence[Mapping[str, Any]]) -> N
         (each["chat_template_jinja"] for each in entries if each.get("chat_template_jinja")), None
     )
     draft = file.draft
-    if any(kind.partition(":")[0] in _INSTRUCTIONS for kind in kinds):
+    if any(isinstance(each.get("type"), Mapping) for each in entries):
+        why = "instructions as they are, by their format"
+        draft.set("data.chat_template", "none", file.source.at("datasets"), why)
+    elif any(kind.partition(":")[0] in _INSTRUCTIONS for kind in kinds):
         _instruction_template(file, kinds[0])
     elif not any(kind in _CHATS or kind.startswith("sharegpt") for kind in kinds):
         pass

@@ -178,6 +178,7 @@ _APART = {
     *("optim", "lr_scheduler_type", "eval_strategy", "eval_steps", "save_strategy", "save_steps", "deepspeed", "fsdp"),
     *("fsdp_config", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "load_best_model_at_end"),
     *("fsdp_transformer_layer_cls_to_wrap", "lr_scheduler_kwargs", "metric_for_best_model", "greater_is_better"),
+    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo"),
 }
 _TYPICAL = {
     *("stage", "finetuning_type", "template", "cutoff_len", "lora_target", "lora_rank", "dataset_dir", "plot_loss"),
