@@ -115,12 +115,13 @@ def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
 
 
 def test_a_run_is_listed_with_the_number_that_says_how_good_it_is(tmp_path: Path, trainkit: Trainkit) -> None:
-    for day, known in {
+    summaries: dict[str, dict[str, Any]] = {
         "01": {"eval_loss": 0.7, "metrics": {"accuracy": 0.5, "f1": 0.25}, "best_metric": "f1"},
         "02": {"eval_loss": 0.7, "metrics": {"accuracy": 0.5, "f1": 0.25}, "best_metric": "loss"},
         "03": {"eval_loss": 2.5, "metrics": {}, "best_metric": "loss"},
         "04": {"eval_loss": None, "metrics": 5},
-    }.items():
+    }
+    for day, known in summaries.items():
         layout = make_run(tmp_path / "runs", "a", f"202601{day}-000000-aa", state="ended", exit_code=0)
         layout.summary.write_text(json.dumps({"exit_code": 0, "steps": 3, "final_loss": 1.5, **known}))
     running = make_run(tmp_path / "runs", "a", "20260105-000000-aa", state="ended", exit_code=1)
