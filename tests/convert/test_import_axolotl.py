@@ -17,7 +17,7 @@ from trainkit.convert.importing import foreign_recipe
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 
 REFUSED = {
-    "part.yml": "split train[:5%] is a part of the rows",
+    "part.yml": "split train[5%:] is a part of the rows",
     "pictures.yml": "models of text alone",
     "preferences.yml": "neither preferences nor rewards",
     "some-weights.yml": "trains all weights, or adapters",
@@ -151,7 +151,7 @@ def test_rows_are_read_by_their_type(entry: dict[str, Any], columns: dict[str, s
 @pytest.mark.parametrize(
     "keys",
     [
-        {"datasets": [{"path": "a/x", "type": "alpaca", "split": "train[:20%]"}]},
+        {"datasets": [{"path": "a/x", "type": "alpaca", "split": "train[20%:]"}]},
         {"datasets": [{"path": "a/x", "type": "alpaca"}, {"path": "a/y", "type": "alpaca"}]},
         {"datasets": [{"path": "x.jsonl", "type": "alpaca"}, {"path": "y.jsonl", "type": "chat_template"}]},
         {"datasets": [{"path": "a/x", "type": "alpaca", "data_files": ["y.json"]}]},
@@ -191,6 +191,8 @@ def test_what_is_off_is_named_in_one_line(keys: dict[str, Any]) -> None:
 def test_the_first_rows_alone_are_read_where_the_split_says_how_many() -> None:
     found = read(datasets=[{"path": "our-org/x", "type": "alpaca", "split": "train[:500]"}])
     assert (found["data.max_rows"], "data.split" in found) == (500, False)
+    share = read(datasets=[{"path": "our-org/x", "type": "alpaca", "split": "train[:20%]"}])
+    assert (share["data.max_rows"], "data.split" in share) == (0.2, False)
     tests = [{"path": "our-org/x", "type": "alpaca", "split": "test"}]
     assert "max_rows" in why(
         datasets=[{"path": "our-org/x", "type": "alpaca", "split": "train[:500]"}], test_datasets=tests

@@ -222,9 +222,9 @@ WRITERS: dict[str, Callable[[Path, list[dict[str, str]]], Path]] = {
 
 
 @pytest.mark.parametrize("form", WRITERS)
-@pytest.mark.parametrize("most", [1, 30, 50, 69, 70, 71, 140, 500])
+@pytest.mark.parametrize("most", [1, 30, 50, 69, 70, 71, 140, 500, 0.25, 0.75])
 def test_of_each_source_so_many_rows_are_read_and_some_of_them_held_out(
-    most: int, form: str, home: Path, tokenised: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: float, form: str, home: Path, tokenised: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparing, "PIECE", 1 << 10)
     rows = texts(140)
@@ -236,7 +236,7 @@ def test_of_each_source_so_many_rows_are_read_and_some_of_them_held_out(
         return
     prepared = made(files, max_rows=most, packing="none", sequence_length=100)
     found = [bytes(prepared.tokens.text(number)[0].tolist()).decode() for number in range(len(prepared.tokens.rows))]
-    assert found == [each["text"] for each in rows[:most]]
+    assert found == [each["text"] for each in rows[: round(most * 140) if most < 1 else int(most)]]
     assert sum(tokenised) == len(found), "and no others"
     assert prepared.view.train.rows + prepared.view.validation.rows == len(found)
     assert prepared.view.validation.rows >= 1
@@ -254,7 +254,7 @@ def test_rows_of_files_to_evaluate_on_are_as_many_at_most(home: Path, tmp_path: 
     assert (view.train.rows, view.validation.rows) == (30, 20)
     description, _ = told(path, validation_path=str(own), max_rows=30)
     assert "50 texts" in description
-    assert "(data.max_rows: at most the first 30)" in description
+    assert "(data.max_rows: at most the first 30 rows)" in description
 
 
 def test_a_file_of_token_ids_is_read_up_to_the_last_row_that_counts(home: Path, tmp_path: Path) -> None:

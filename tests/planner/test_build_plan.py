@@ -151,7 +151,7 @@ def test_the_training_digest_stands_for_what_decides_training_and_for_nothing_el
 
 def test_a_plan_says_how_many_rows_are_read_and_that_prompts_are_learned(layered: Layered, machine: Machine) -> None:
     for data, said in (
-        ({"path": "rows"}, "at most the first 100 rows of it; 5% of the rows held out; prompts are learned too"),
+        ({"path": "rows"}, "at most the first 100 rows; 5% of the rows held out; prompts are learned too"),
         ({"streaming": True, "mix": [{"path": "a"}, {"path": "b"}]}, "at most the first 100 rows of each; the first 1"),
     ):
         asked = {"data": {"kind": "dataset", "max_rows": 100, "train_on_prompts": True, **data}}

@@ -391,12 +391,16 @@ def _every_row_of(path: Path, columns: Sequence[str], start: ShardPosition) -> I
         yield from values_of(path, batch, start.shard, row)
 
 
-def first_rows(files: Sequence[Path], most: int | None) -> tuple[list[Path], int | None]:
+def first_rows(files: Sequence[Path], most: float | None) -> tuple[list[Path], int | None]:
     """The files that hold the first so many rows, and the row of the last one before which these end.
 
-    None where that is read to its end. Only rows up to there are looked for, and of parquet none.
+    None where that is read to its end. most: below 1 a share of all rows. Only rows up to there are looked for, and of
+    parquet none; for a share each one, once.
     """
-    left = most
+    if most is not None and most < 1:
+        every = sum(_rows_in(path) if ending(path) in TABLES else sum(1 for _ in rows_of(path, ())) for path in files)
+        most = max(1, round(most * every))
+    left = None if most is None else int(most)
     for number, path in enumerate(files if left is not None else ()):
         assert left is not None
         if ending(path) in TABLES:

@@ -51,6 +51,8 @@ def look(recipe: Recipe, absolute: Callable[[str], str], environ: Mapping[str, s
         return SeenData(fault=(f"data.path: {error.strerror or error}", "make it readable"), **known)
     size = sum(file.stat().st_size for file in files)
     most = data.max_rows or math.inf
+    if most < 1:
+        most = max(1, round(most * rows)) if whole and len(files) == 1 else math.inf
     count = int(min(rows, most)) if rows >= most or (whole and len(files) == 1) else None
     return SeenData(form, None, count, len(files), size, **known)
 

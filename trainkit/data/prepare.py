@@ -130,7 +130,7 @@ def row_files(asked: Mixed, data: DatasetData, task: str) -> RowFiles:
 
 
 def _within(
-    files: Sequence[Path], held_out: Sequence[Path], most: int | None
+    files: Sequence[Path], held_out: Sequence[Path], most: float | None
 ) -> tuple[list[Path], list[Path], dict[int, int]]:
     """The files with the first rows of each of both, `data.max_rows`, and where these end, as of :class:`RowFiles`."""
     (read, end), (apart, end_apart) = first_rows(files, most), first_rows(held_out, most)
@@ -300,6 +300,8 @@ def known_already(
     """What an earlier preparation has found out, where the files are known to be the same without reading them."""
     data = cast("DatasetData", recipe.data)
     root = data.cache or cache_folder(environ, "prepared")
+    if data.max_rows is not None and data.max_rows < 1 and sum(path.stat().st_size for path in files) > SMALL:
+        return None  # a share needs every row
     files, held_out, ends = _within(files, held_out, data.max_rows)
     if root is None or not all(
         content_digest(path, Path(root, "contents"), read=False) for path in (*files, *held_out)

@@ -29,9 +29,9 @@ def described(prepared: Prepared, encoder: RowEncoder, names: Sequence[str]) -> 
         text += ", all of them learned"
     if names:
         text += f" with {len(names)} labels ({join_names([f'{number} {name}' for number, name in enumerate(names)])})"
-    most = encoder.data.max_rows
+    limit = encoder.data.limit_in_words
     notes = [
-        f"data.max_rows: at most the first {most:,}" if most is not None else "",
+        f"data.max_rows: {limit}" if limit else "",
         f"{cut:,} cut at {view.sequence_length} tokens{_of_targets(view)}"
         if (cut := train.cut + validation.cut)
         else "",

@@ -62,7 +62,7 @@ def _data(context: Context) -> str:
         elif not data.mix:
             words[0] += ": rows whose format is decided before the ranks start"
         if data.max_rows is not None:
-            words.append(f"at most the first {pluralize(data.max_rows, 'row')} of {'each' if data.mix else 'it'}")
+            words.append(f"{data.limit_in_words}{' of each' if data.mix else ''}")
         words.append(_held_out(data))
         if data.train_on_prompts:
             words.append("prompts are learned too")

@@ -63,7 +63,7 @@ _INSTRUCTIONS: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 _CHATS = ("chat_template", "chat_template.default", "chat_template.load", "sharegpt", "sharegpt.load_role")
 _BUILT_IN = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
-_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?:0?:(?P<first>\d+)|.*)\]")
+_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?:0?:(?P<first>\d+)(?P<percent>%?)|.*)\]")
 
 
 def _attention(value: Any) -> Decoded:
@@ -599,7 +599,8 @@ def _rows(file: TrainerFile, shown_as: str, name: str, entry: Mapping[str, Any])
             )
             file.refuse(name, why, "write train[:N], or train for all of them")
             return None
-        first = int(sliced["first"])
+        first = int(sliced["first"]) / 100 if sliced["percent"] else int(sliced["first"])
+        first = None if sliced["percent"] and first >= 1 else first
     path, files = str(entry.get("path") or ""), entry.get("data_files") or []
     files = (
         [files]

@@ -265,10 +265,10 @@ class DatasetData(_Loaded):
         "Whether prompts are learned too: the whole text of a chat, or of a prompt with its answer. A message that "
         "says it is not learned (`weight: 0`) is refused beside it.",
     )
-    max_rows: Count | None = setting(
+    max_rows: Count | Annotated[float, Field(gt=0, lt=1)] | None = setting(
         None,
         "At most so many rows of each source, the first ones, of which those to evaluate on are held out; as many of "
-        "files or a split to evaluate on. null reads all.",
+        "files or a split to evaluate on. A number below 1 is a share of the rows. null reads all.",
         unit="rows",
     )
     packing: Literal["auto", "isolated", "dense", "none"] = setting(
@@ -305,8 +305,21 @@ class DatasetData(_Loaded):
         None, "Folder of prepared data (token ids by content); null is the user's cache folder.", reads="output"
     )
 
+    @property
+    def limit_in_words(self) -> str:
+        """``at most the first 100 rows``, ``the first 0.2 of the rows``; empty where all rows are read."""
+        if self.max_rows is None:
+            return ""
+        return (
+            f"the first {self.max_rows:.4g} of the rows"
+            if self.max_rows < 1
+            else f"at most the first {self.max_rows:,} rows"
+        )
+
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
+        if self.streaming and self.max_rows is not None and self.max_rows < 1:
+            yield "max_rows below 1 is a share of the rows, and how many a stream has is not known before its end"
         if self.mix and not self.streaming:
             yield "mix requires streaming: true"
         if self.mix and self.path:

@@ -17,7 +17,7 @@ _DOWNLOAD = "download them, and name their files, or mix them by weight with dat
 class Rows:
     """One data set. paths: files or folders, or one name of the Hub. columns: as data.columns. form: of its rows.
 
-    first: how many of its rows alone are read, None for all.
+    first: how many of its rows alone are read, below 1 as a share, None for all.
     """
 
     paths: tuple[str, ...]
@@ -27,7 +27,7 @@ class Rows:
     subset: str | None = None
     split: str | None = None
     revision: str | None = None
-    first: int | None = None
+    first: float | None = None
 
     @property
     def is_text(self) -> bool:

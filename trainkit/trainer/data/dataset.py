@@ -289,5 +289,5 @@ def _described(recipe: Recipe, sources: Sequence[RowFiles]) -> str:
         share = f"{each.asked.weight / total:.1%} " if len(sources) > 1 else ""
         name = each.asked.path if isinstance(each.asked.path, str) else each.asked.path[0]
         parts.append(f"{share}{public_name(name)} ({pluralize(len(each.files), 'file')}, {each.size:,} bytes)")
-    most = cast("DatasetData", recipe.data).max_rows
-    return ", ".join(parts) + (f", at most the first {most:,} rows of each" if most is not None else "")
+    limit = cast("DatasetData", recipe.data).limit_in_words
+    return ", ".join(parts) + (f", {limit} of each" if limit else "")
