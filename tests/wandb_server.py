@@ -97,7 +97,7 @@ def wandb_server() -> Iterator[WandbServer]:
             found: dict[str, Any] = {}
             if self.path == "/graphql" and not known.refuses:
                 host = self.headers["Host"]
-                found = {"data": known.answer(asked["operationName"], asked.get("variables") or {}, host)}
+                found = {"data": known.answer(asked.get("operationName", ""), asked.get("variables") or {}, host)}
             elif self.path.endswith("/file_stream"):
                 known.stream(known.runs[self.path.split("/")[4]], asked)
             content = json.dumps(found or {"errors": []}).encode()

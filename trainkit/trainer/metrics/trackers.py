@@ -29,6 +29,7 @@ log = logging.getLogger("trainkit.trainer")
 FOLDERS = ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
 _REACHED = 30.0  # seconds to wait for a server at the start; WANDB_INIT_TIMEOUT says otherwise
 _SENT = 60.0  # seconds to wait at the end until everything is sent
+_GONE = 10.0  # seconds to wait for wandb's own process, which in its older releases tries on for hours
 # trainkit already logs the rank's output, and the code's location does not belong in the metrics.
 _QUIET = {
     "console": "off",
@@ -72,8 +73,8 @@ class _Tracker:
                 log.warning("warning: %s takes no more metrics: %s", self.name, first_line(error))
                 self._run = None
 
-    def _end(self, *parts: Callable[[], object]) -> None:
-        """Run these, for so long as one may wait for them."""
+    def _end(self, *parts: Callable[[], object], patience: float | None = None) -> bool:
+        """Run these, for so long as one may wait for them; whether they came to their end."""
 
         def end() -> None:
             try:
@@ -84,9 +85,10 @@ class _Tracker:
 
         thread = threading.Thread(target=end, daemon=True)
         thread.start()
-        thread.join(_SENT)
-        if thread.is_alive():
+        thread.join(patience or _SENT)
+        if thread.is_alive() and patience is None:
             log.warning("warning: %s has not taken all metrics within %.0f s%s", self.name, _SENT, self._rest())
+        return not thread.is_alive()
 
     def _rest(self) -> str:
         return ""
@@ -119,15 +121,17 @@ class WeightsAndBiases(_Tracker):
             self._run = self._wandb.init(**given)
         else:
             self._run = self._online(given, settings.resume or "allow")
-        folder = str(self._run.settings.sync_dir)
-        self._sync = f"wandb sync {shlex.quote(folder)}"
-        if settings.mode == "disabled":
+        self._sync = ""
+        if self._run is None:
+            self.address = "none: its server could not be reached"
+        elif settings.mode == "disabled":
             self.address = "disabled by WANDB_MODE"
         else:
+            self._sync = f"wandb sync {shlex.quote(str(self._run.settings.sync_dir))}"
             self.address = self._run.url or self._sync
 
     def _online(self, given: Mapping[str, Any], resume: str) -> Any:
-        """The run on its server, or an offline one where that cannot be reached. TrainingError where it is refused."""
+        """The run on its server; offline where that cannot be reached, else None. TrainingError if it is refused."""
         errors = self._wandb.errors
         try:
             return self._wandb.init(**given, resume=resume)
@@ -136,8 +140,11 @@ class WeightsAndBiases(_Tracker):
             if isinstance(error, errors.AuthenticationError) or _REFUSED.search(str(error)):
                 hint = f"check the login (wandb login), WANDB_ENTITY and WANDB_PROJECT, or {_OFFLINE}"
                 raise TrainingError(f"logging.report_to: wandb refuses the run: {why}", hint=hint) from error
+            # Its process keeps the id of a run that has not begun.
+            if not self._end(self._wandb.teardown, patience=_GONE):
+                log.warning("warning: wandb's server cannot be reached, the run goes on without it: %s", why)
+                return None
             log.warning("warning: wandb's server cannot be reached, the run goes on offline: %s", why)
-            self._wandb.teardown()  # its process keeps the id of a run that has not begun
             return self._wandb.init(**given, mode="offline")
         except (errors.Error, ValueError) as error:
             what = f"logging.report_to: wandb cannot begin: {first_line(error)}"
@@ -159,13 +166,15 @@ class WeightsAndBiases(_Tracker):
 
     def close(self) -> None:
         failed = int(sys.exc_info()[0] is not None)
-        run = self._run
-        # Ranks end by os._exit, which skips atexit handlers: teardown ends wandb's own process.
-        self._end(*([lambda: run.finish(exit_code=failed)] if run else []), self._wandb.teardown)
+        if (run := self._run) is not None:
+            # Ranks end by os._exit, which skips atexit handlers: teardown ends wandb's own process.
+            self._end(lambda: run.finish(exit_code=failed), self._wandb.teardown)
+        else:
+            self._end(self._wandb.teardown, patience=_GONE)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _rest(self) -> str:
-        return f": {self._sync} sends the rest"
+        return f": {self._sync} sends the rest" if self._sync else ""
 
 
 def _patience(settings: Any) -> float:
