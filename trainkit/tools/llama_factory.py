@@ -476,6 +476,10 @@ def _read_template(file: TrainerFile, stage: str) -> None:
         return
     if name in _TEMPLATES:
         file.put("template", {"data.chat_template": _TEMPLATES[name]})
+        if name != "llama3":
+            file.draft.remark(
+                f"Line ends that the template {name} writes behind an answer are not learned; there they are."
+            )
     else:
-        why = "the tokenizer's own chat template, which in LLaMA-Factory is written anew under this name: compare them"
-        file.leave("template", f"{why} with trainkit data")
+        why = "the tokenizer's own chat template, of which LLaMA-Factory has a text of its own; white space that this "
+        file.leave("template", f"{why}writes behind an answer is learned there: compare them with trainkit data")

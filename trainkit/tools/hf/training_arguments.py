@@ -209,6 +209,11 @@ def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0
         file.put(name, found) if file.get(name) else file.assume(found)
         if kwargs:
             file.put("lr_scheduler_kwargs", {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]})
+        if found["schedule.name"] != "constant":
+            file.draft.remark(
+                f"The learning rate is a step ahead of that in {file.tool}: a warm-up begins above 0, and the last "
+                "step has the rate with which the schedule ends, there reached behind it."
+            )
 
 
 def set_every(file: TrainerFile, name: str, key: str, value: float) -> None:
