@@ -29,7 +29,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, nest, path_keys, schema
 from trainkit.recipe.yaml_writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
 from trainkit.text import GIB
-from trainkit.tools import axolotl, llama_factory
+from trainkit.tools import axolotl, llama_factory, trl
 from trainkit.tools.accelerate import importer as accelerate
 from trainkit.tools.base.imported_recipe import (
     SCRIPTS,
@@ -74,6 +74,7 @@ class Format(Protocol):
 FORMATS: dict[str, Format] = {
     "DeepSpeed": deepspeed,
     "LLaMA-Factory": llama_factory,
+    "TRL": trl,
     "accelerate": accelerate,
     "axolotl": axolotl,
 }

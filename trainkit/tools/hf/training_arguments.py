@@ -207,6 +207,11 @@ def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0
         file.refuse(where, "the built-in trainer has cosine, linear, constant and constant_with_warmup")
     else:
         file.put(name, found) if file.get(name) else file.assume(found)
+        if found["schedule.name"] not in FLAT:
+            file.draft.remark(
+                f"The last step has the lowest learning rate; in {file.tool} the step behind it would, and where it "
+                "warms up, its first step has the rate 0: the curves are one step apart."
+            )
         if kwargs:
             file.put("lr_scheduler_kwargs", {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]})
         if found["schedule.name"] != "constant":
