@@ -29,7 +29,7 @@ from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.fields import lies_in, nest, path_keys, schema
 from trainkit.recipe.yaml_writer import block, comment, fitted, flow, opening, recipe_name, scalar, shortened
 from trainkit.text import GIB
-from trainkit.tools import axolotl, llama_factory, trl
+from trainkit.tools import axolotl, llama_factory, torchtune, trl
 from trainkit.tools.accelerate import importer as accelerate
 from trainkit.tools.base.imported_recipe import (
     SCRIPTS,
@@ -77,6 +77,7 @@ FORMATS: dict[str, Format] = {
     "TRL": trl,
     "accelerate": accelerate,
     "axolotl": axolotl,
+    "torchtune": torchtune,
 }
 
 
