@@ -218,6 +218,21 @@ def test_a_schedule_warms_up_to_the_peak_and_ends_where_it_should(name: str) -> 
     assert found[4:] == sorted(found[4:], reverse=True)
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+@pytest.mark.parametrize("name", [*LAST])
+def test_counted_from_zero_a_schedule_is_that_of_transformers(name: str, warmup: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = transformers.get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=20)
+    expected = []
+    for _ in range(20):
+        expected.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    warming = {} if name == "constant" else {"warmup_steps": warmup}
+    assert rates(name=name, min_lr_ratio=0.0, from_zero=True, **warming) == pytest.approx(expected, abs=1e-12)
+
+
 def test_a_cosine_is_halfway_in_the_middle() -> None:
     assert rates(steps=11, name="cosine", min_lr_ratio=0.0)[5] == pytest.approx(0.5)
 

@@ -297,13 +297,12 @@ def _read_optimizer(file: TrainerFile) -> None:
             f"lr_scheduler.{COMPONENT}", "the built-in trainer has cosine, linear, constant and constant_with_warmup"
         )
     else:
-        file.put(f"lr_scheduler.{COMPONENT}", {"schedule.name": "cosine", "schedule.min_lr_ratio": 0.0})
+        file.put(
+            f"lr_scheduler.{COMPONENT}",
+            {"schedule.name": "cosine", "schedule.min_lr_ratio": 0.0, "schedule.from_zero": True},
+        )
         file.put(
             "lr_scheduler.num_warmup_steps", {"schedule.warmup_steps": file.get("lr_scheduler.num_warmup_steps", 0)}
-        )
-        file.draft.remark(
-            "The last step has the lowest learning rate; in torchtune the step behind it would, and its first step has "
-            "the rate 0 where it warms up: the curves are one step apart."
         )
     if ours == "adamw_torch" and number(file.get("optimizer.weight_decay", 0.01)):
         file.draft.remark("Norms and biases are not decayed; in torchtune they are.")

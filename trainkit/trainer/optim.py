@@ -84,15 +84,19 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
 
 
 def learning_rate(optimizer: Optimizer, schedule: Schedule, steps: int) -> Callable[[int], float]:
-    """The learning rate for each step, counted from 0; it reaches peak x `min_lr_ratio` at the last one."""
+    """The learning rate for each step, counted from 0; it reaches peak x `min_lr_ratio` at the last one.
+
+    With `from_zero` behind it, as of transformers (optimization.py: get_cosine_schedule_with_warmup and its like).
+    """
     warmup = 0 if schedule.name == "constant" else schedule.warmup_steps
     warmup = math.ceil(steps * warmup) if 0 < warmup < 1 else int(warmup)
     peak, lowest, shape = optimizer.lr, optimizer.lr * schedule.min_lr_ratio, SHAPES[schedule.name]
-    decay_steps = max(1, steps - 1 - warmup)
+    ahead = 0 if schedule.from_zero else 1
+    decay_steps = max(1, steps - ahead - warmup)
 
     def rate(step: int) -> float:
         if step < warmup:
-            return peak * (step + 1) / (warmup + 1)  # never 0, which would waste a step
+            return peak * (step + ahead) / (warmup + ahead)  # ahead: never 0, which would waste a step
         return lowest + (peak - lowest) * shape(min(1.0, (step - warmup) / decay_steps))
 
     return rate

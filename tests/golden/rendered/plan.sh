@@ -166,6 +166,7 @@ schedule:
   name: cosine
   warmup_steps: 0
   min_lr_ratio: 0.1
+  from_zero: false
 train:
   loss: null
   loss_reduction: mean

@@ -166,6 +166,11 @@ class Schedule(Section):
         flag="warmup_steps",
     )
     min_lr_ratio: float = setting(0.1, "Final learning rate over the peak.", ge=0, le=1)
+    from_zero: bool = setting(
+        False,
+        "Whether steps are counted from 0, as in transformers and PyTorch: the first step of a warm-up has the rate 0, "
+        "and the last step of all the one before the final rate. `false`: neither wastes a step.",
+    )
 
 
 class Train(Section):

@@ -120,6 +120,7 @@ REFUSED: Table = {
     "efficiency.gradient_checkpointing.selective": unsupported(
         "transformers recomputes whole blocks", "leave it out", False
     ),
+    "schedule.from_zero": unsupported("Trainer's schedules count from 0", "leave it out", True),
     "eval.batches": unsupported(
         "Trainer evaluates on the whole data set",
         "pass the script's own limit in program.args, as max_eval_samples",

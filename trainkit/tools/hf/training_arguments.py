@@ -206,19 +206,10 @@ def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0
         where = "lr_scheduler_kwargs" if kwargs and asked in ("linear", "cosine", *FLAT) else name
         file.refuse(where, "the built-in trainer has cosine, linear, constant and constant_with_warmup")
     else:
-        file.put(name, found) if file.get(name) else file.assume(found)
-        if found["schedule.name"] not in FLAT:
-            file.draft.remark(
-                f"The last step has the lowest learning rate; in {file.tool} the step behind it would, and where it "
-                "warms up, its first step has the rate 0: the curves are one step apart."
-            )
+        counted = {} if found["schedule.name"] == "constant" else {"schedule.from_zero": True}
+        file.put(name, {**found, **counted}) if file.get(name) else file.assume({**found, **counted})
         if kwargs:
             file.put("lr_scheduler_kwargs", {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]})
-        if found["schedule.name"] != "constant":
-            file.draft.remark(
-                f"The learning rate is a step ahead of that in {file.tool}: a warm-up begins above 0, and the last "
-                "step has the rate with which the schedule ends, there reached behind it."
-            )
 
 
 def set_every(file: TrainerFile, name: str, key: str, value: float) -> None:
