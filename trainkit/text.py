@@ -49,6 +49,11 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def every(steps: float) -> str:
+    """``every 100 steps``, ``every 25% of the steps``."""
+    return f"every {steps * 100:.3g}% of the steps" if 0 < steps < 1 else f"every {pluralize(int(steps), 'step')}"
+
+
 def pluralize(number: int, word: str, plural: str = "s") -> str:
     """``1 rank``, ``2 ranks``; plural: what the noun ends with when there are several."""
     return f"{number} {word}" if number == 1 else f"{number} {word}{plural}"

@@ -90,12 +90,13 @@ def test_a_file_for_qlora_becomes_settings() -> None:
         "optimizer.beta2": 0.999,
         "schedule.name": "cosine",
         "schedule.min_lr_ratio": 0.0,
+        "schedule.from_zero": True,
         "schedule.warmup_steps": 0.07,
         "train.epochs": 2,
         "train.seed": 42,
-        "eval.every_steps": 100,
+        "eval.every_steps": 0.166666666667,
         "eval.batches": 1_000_000,
-        "checkpoint.every_steps": 500,
+        "checkpoint.every_steps": 0.25,
         "checkpoint.keep": 4,
         "logging.every_steps": 5,
         "logging.report_to": ["wandb"],
@@ -231,10 +232,11 @@ def test_another_split_of_the_same_data_is_evaluated_on() -> None:
     assert (found["data.validation_split"], found["eval.every_steps"]) == ("test", 7)
 
 
-def test_shares_of_an_epoch_are_steps_where_the_file_says_how_many_there_are() -> None:
+def test_shares_of_an_epoch_are_shares_of_all_steps() -> None:
     found = read(max_steps=90, num_epochs=3, evals_per_epoch=2, saves_per_epoch=1, val_set_size=0.1, warmup_ratio=0.05)
-    assert (found["eval.every_steps"], found["checkpoint.every_steps"], found["schedule.warmup_steps"]) == (15, 30, 4)
-    assert "a guess" in comments(text_of(evals_per_epoch=2, val_set_size=0.1))
+    assert found["schedule.warmup_steps"] == 4
+    assert found["eval.every_steps"] == pytest.approx(1 / 6)
+    assert found["checkpoint.every_steps"] == pytest.approx(1 / 3)
     assert read(saves_per_epoch=1, num_epochs=1)["checkpoint.every_steps"] == 0  # at the end alone
 
 

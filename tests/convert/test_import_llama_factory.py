@@ -90,6 +90,7 @@ def test_a_file_for_lora_becomes_settings() -> None:
         "optimizer.beta2": 0.999,
         "schedule.name": "cosine",
         "schedule.min_lr_ratio": 0.0,
+        "schedule.from_zero": True,
         "schedule.warmup_steps": 0.05,
         "train.epochs": 2.0,
         "train.seed": 42,
@@ -212,7 +213,7 @@ def test_the_first_rows_of_each_source_and_prompts_are_learned_where_the_file_sa
 def test_a_fixed_length_leaves_out_the_epochs() -> None:
     text = text_of(max_steps=30, num_train_epochs=3.0, eval_strategy="steps", eval_steps=0.5, val_size=0.1)
     found = settings(text)
-    assert (found["train.steps"], found.get("train.epochs"), found["eval.every_steps"]) == (30, None, 15)
+    assert (found["train.steps"], found.get("train.epochs"), found["eval.every_steps"]) == (30, None, 0.5)
     assert "num_train_epochs 3.0: max_steps counts" in comments(text)
 
 

@@ -88,7 +88,7 @@ Places = Callable[..., list[tuple[str, str]]]
         (
             "logging: {report_to: [tensorbord]}",
             23,
-            "logging.report_to.0 must be tensorboard or wandb, not the text 'tensorbord'",
+            "logging.report_to.0 must be tensorboard, wandb or trackio, not the text 'tensorbord'",
             "did you mean tensorboard?",
         ),
         ("logging: {report_to: tensorboard}", 22, "logging.report_to must be a list of", "[a, b]"),

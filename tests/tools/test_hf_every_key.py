@@ -73,6 +73,7 @@ VALUES: dict[str, Any] = {
     "efficiency.compile.scope": "blocks",
     "program.verify": False,
     "data.persistent_workers": True,
+    "schedule.from_zero": False,  # and true is what Trainer does anyway
     "train.loss": "losses:mine",
     "model.heads": 8,
     "model.hidden_size": 256,

@@ -78,6 +78,14 @@ def test_metrics_say_what_the_design_promises(make_settings: MakeSettings) -> No
     assert [line["step"] for line in lines if "eval_loss" in line] == [4]
 
 
+def test_a_share_of_the_steps_is_so_many_of_them_rounded_up(make_settings: MakeSettings) -> None:
+    changes: dict[str, Any] = {"eval": {"every_steps": 0.3}, "checkpoint": {"every_steps": 0.5, "keep": 0}}
+    run = trained(make_settings(train={"steps": 7}, **changes))
+    assert [line["step"] for line in run.lines if "eval_loss" in line] == [3, 6, 7]
+    saved = (run.parts.settings.run_dir / "checkpoints").glob("step-*")
+    assert sorted(int(path.name[-8:]) for path in saved) == [4, 7]
+
+
 def test_epochs_become_steps(make_settings: MakeSettings) -> None:
     parts = parts_of(make_settings(train={"steps": None, "epochs": 2.0}))
     assert parts.steps == -(-2 * len(parts.source.train) // 16)

@@ -16,7 +16,7 @@ from trainkit.recipe.resolved import Resolved
 from trainkit.recipe.schema import NoContainer
 from trainkit.recipe.schema.training import PushToHub
 from trainkit.schedulers.registry import SCHEDULERS
-from trainkit.text import format_size
+from trainkit.text import every, format_size
 
 _ROLES = {"model.path": "model", "peft.path": "adapters", "data.tokenizer": "tokenizer", "data.path": "data set"}
 _PUSH = "checkpoint.push_to_hub"
@@ -126,7 +126,7 @@ def push_notices(context: Context) -> Iterator[Diagnostic]:
     if push is None:
         return
     weights = "adapters (as peft reads them)" if recipe.peft.kind == "lora" else "weights"
-    saves = f"every {recipe.checkpoint.every_steps} steps" if recipe.checkpoint.every_steps else "at the end"
+    saves = every(recipe.checkpoint.every_steps) if recipe.checkpoint.every_steps else "at the end"
     what = {
         "end": f"the {weights} that the run ends with",
         "every_save": f"the {weights} of each checkpoint ({saves})",

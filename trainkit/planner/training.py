@@ -9,7 +9,7 @@ from trainkit.metrics import lower_is_better, metrics_of, writes_texts, written_
 from trainkit.optimizers import optimizer
 from trainkit.recipe.schema import DatasetData, GptModel, HfModel, RandomData, TargetModel, TextData, TokensData
 from trainkit.recipe.schema.model import quantized_bits
-from trainkit.text import format_size, join_names, pluralize
+from trainkit.text import every, format_size, join_names, pluralize
 from trainkit.tools.builtin.memory import format_parameters, parameters
 
 BYTES_OF = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -137,12 +137,12 @@ def _evaluates(context: Context) -> str:
     names = metrics_of(context.recipe)
     writes = f" (of texts of at most {written_tokens(context.recipe)} tokens)"
     what = f"{join_names(['loss', *names])}{writes if writes_texts(context.recipe, names) else ''}"
-    return f"{what}, every {pluralize(asked.every_steps, 'step')} and at the end{early if asked.patience else ''}"
+    return f"{what}, {every(asked.every_steps)} and at the end{early if asked.patience else ''}"
 
 
 def _saves(context: Context) -> str:
     asked, recipe = context.recipe.checkpoint, context.recipe
-    when = [f"every {pluralize(asked.every_steps, 'step')}"] if asked.every_steps else []
+    when = [every(asked.every_steps)] if asked.every_steps else []
     when += ["at the end"] if asked.at_end or asked.every_steps else []
     when += [f"at the best evaluation (by {recipe.eval.best_metric})"] if asked.keep_best else []
     if not when:

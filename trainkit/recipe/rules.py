@@ -207,7 +207,7 @@ def _warmup(context: RecipeTree) -> Iterator[Diagnostic]:
 
 def _evaluation(context: RecipeTree) -> Iterator[Diagnostic]:
     for key in ("eval.patience", "checkpoint.keep_best"):
-        if context.get(key) and context.whole("eval.every_steps") == 0 and not context.incomplete:
+        if context.get(key) and context.get("eval.every_steps") == 0 and not context.incomplete:
             hint = "set eval.every_steps, for example to 100"
             yield context.error(key, f"{key} requires eval.every_steps > 0", hint, why="it compares evaluation losses")
 

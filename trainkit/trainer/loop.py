@@ -141,7 +141,7 @@ class TrainingProgress:
         between = self._totals().since(before)
         self.aside_seconds += between.clock - between.compiled
 
-    def is_due(self, every: int) -> bool:
+    def is_due(self, every: float) -> bool:
         """Whether something that is due every so many steps, and at the end, is due now; 0 means never."""
         return every > 0 and (self.step % every == 0 or self.step == self.steps)
 

@@ -86,6 +86,7 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     samples = None if source.stream else len(source.train)
     order = SampleOrder(recipe.train.seed, samples, settings.batch.global_, drawn=source.draws)
     steps = number_of_steps(recipe, order)
+    settings = replace(settings, recipe=counted(recipe, steps))
     require_agreement(
         settings, source, steps, world
     )  # before the strategy: a rank with another model would hang the others in it
@@ -155,6 +156,16 @@ def number_of_steps(recipe: Recipe, order: SampleOrder) -> int:
         raise TrainingError("train.steps is not set, and the length of streamed data is not known")
     epochs = (recipe.train.epochs or 1.0) * order.samples / order.global_batch  # in steps
     return max(1, math.ceil(epochs))
+
+
+def counted(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with numbers of steps in place of shares of all steps."""
+    sections = {
+        name: section.model_copy(update={"every_steps": max(1, math.ceil(round(section.every_steps * steps, 6)))})
+        for name, section in (("eval", recipe.eval), ("checkpoint", recipe.checkpoint))
+        if 0 < section.every_steps < 1
+    }
+    return recipe.model_copy(update=sections)
 
 
 def require_agreement(settings: Settings, source: Source, steps: int, world: World) -> None:

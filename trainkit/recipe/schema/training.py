@@ -19,6 +19,10 @@ else:
     MetricName = Literal[tuple(METRICS)]
 
 
+# How often; below 1 a share of all steps, as HF's eval_steps and save_steps.
+Steps = Annotated[int, Field(ge=0, le=MOST)] | Annotated[float, Field(gt=0, lt=1)]
+
+
 class Precision(Section):
     """Number formats. `precision: bf16` is short for `precision: {dtype: bf16}`."""
 
@@ -212,8 +216,12 @@ class Train(Section):
 class Eval(Section):
     """Evaluation on held-out data."""
 
-    every_steps: int = setting(
-        0, "Evaluate every so many steps and at the end; 0 is never.", unit="steps", ge=0, flag="eval_steps"
+    every_steps: Steps = setting(
+        0,
+        "Evaluate every so many steps and at the end; a number below 1 is a share of all steps, rounded up; 0 is "
+        "never.",
+        unit="steps",
+        flag="eval_steps",
     )
     batches: Count = setting(
         20,
@@ -302,11 +310,11 @@ class Checkpoint(Section):
     at_end: bool = setting(
         True, "Save when the run ends: at its last step, when it stops early, and when it is stopped by a signal."
     )
-    every_steps: int = setting(
+    every_steps: Steps = setting(
         0,
-        "Save every so many steps, and at the end; 0 is at the end alone, by `at_end`, and on SIGUSR1.",
+        "Save every so many steps, and at the end; a number below 1 is a share of all steps, rounded up; 0 is at the "
+        "end alone, by `at_end`, and on SIGUSR1.",
         unit="steps",
-        ge=0,
         flag="save_steps",
     )
     keep: int = setting(2, "How many of the newest checkpoints to keep; 0 keeps all.", ge=0, flag="save_total_limit")

@@ -85,7 +85,7 @@ def metrics_compare_what_there_is(context: RecipeTree) -> Iterator[Diagnostic]:
         hint = f"name one of {join_names(several)}" if several and several[0] in given else None
         hint = hint or did_you_mean(best, given, f"name one of {join_names(given)}, or add it to eval.metrics")
         yield context.error(key, f"{key} {best} is no number that an evaluation gives", hint)
-    steps, every = context.get("train.steps"), context.whole("eval.every_steps")
+    steps, every = context.get("train.steps"), context.get("eval.every_steps")
     for each in ("eval.metrics", "eval.tokens"):
         if context.get(each) and every == 0 and steps != 0:
             yield context.error(each, f"{each} requires eval.every_steps > 0", "set eval.every_steps, as to 100")

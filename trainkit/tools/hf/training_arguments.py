@@ -5,7 +5,6 @@ For tools that hand the keys of their files on to transformers' Trainer under it
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,8 +33,6 @@ SHOWN = "it changes what is logged or shown alone"
 ORDER = "the order of rows differs: trainkit shuffles them anew in each epoch, by train.seed"
 KEPT = "trainkit's checkpoints hold all that a run needs to go on, weights in safetensors"
 _NO_TASK = "the built-in trainer evaluates by the loss, and generates with trainkit generate"
-# Steps between two events where a file names a share of steps whose number only the data tells.
-OFTEN: Mapping[str, int] = {"eval.every_steps": 100, "checkpoint.every_steps": 500}
 # Read together, by the functions below.
 _APART = {
     *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
@@ -214,14 +211,7 @@ def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0
 
 def set_every(file: TrainerFile, name: str, key: str, value: float) -> None:
     """Steps between two events; a number below 1 is a share of all steps."""
-    steps = file.draft.get("train.steps")
-    if value >= 1:
-        file.put(name, {key: int(value)})
-    elif steps:
-        file.put(name, {key: max(1, math.ceil(steps * value))}, f"{name}: {value:.3g} of {steps} steps")
-    else:
-        why = f"{name} is a share of steps whose number the data decides: a guess, which changes no weight"
-        file.put(name, {key: OFTEN[key]}, why)
+    file.put(name, {key: int(value) if value >= 1 else float(f"{value:.12g}")})
 
 
 def read_strategy(file: TrainerFile, what: str, default: str) -> None:
