@@ -135,12 +135,18 @@ _APART = (
     *("metric_for_best_model", "greater_is_better", "max_steps", "num_train_epochs"),
 )
 NAMES = frozenset((*KEYS, *_APART, *(name for _, names in METHODS.values() for name in names)))
-_TYPICAL = ("model_name_or_path", "dataset_name", "datasets")
+# Beside a model's name, which files of other scripts on Trainer have as well: data in TRL's words, or how it loads.
+_TYPICAL = ("dataset_name", "datasets", "dataset_mixture", "dtype", "torch_dtype", "use_peft", "assistant_only_loss")
+# Of transformers' example scripts (run_clm.py and its like), which TRL refuses.
+_OF_EXAMPLES = {"block_size", "config_name", "dataset_config_name", "max_source_length", "overwrite_cache", "task_name",
+                "train_file"}  # fmt: skip
 
 
 def likeness(tree: Mapping[str, Any]) -> float:
-    """The share of keys that are TRL's, of a file that names a model and data in its words."""
-    return trainer_files.likeness(tree, NAMES, _TYPICAL)
+    """The share of keys that are TRL's, of a file that names a model, and data or more of it in TRL's words."""
+    if "model_name_or_path" not in tree or _OF_EXAMPLES & tree.keys():
+        return 0.0
+    return trainer_files.likeness(tree, {*NAMES, *_TYPICAL}, _TYPICAL, 1)
 
 
 def command_of(tree: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from trainkit.errors import RecipeError, UsageError
 from trainkit.optimizers import CLASSES, OPTIMIZERS, OTHER_NAMES, optimizer
 from trainkit.recipe.assignment import Assignment
+from trainkit.recipe.hub_name import has_owner
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.schema.launching import Reporter
 from trainkit.recipe.short_flags import ONLY_AT_THE_END
@@ -243,7 +244,12 @@ def read_strategy(file: TrainerFile, what: str, default: str) -> None:
 
 def read_push(file: TrainerFile, *, pushes: bool) -> None:
     """Uploads to the Hub, where they are on and the repository is named."""
-    if pushes and file.get("hub_model_id"):
+    name = str(file.get("hub_model_id") or "")
+    if pushes and name and not has_owner(name):
+        file.leave("hub_model_id", "an upload needs the repository with its owner: checkpoint.push_to_hub: owner/name")
+        pushes = False
+        file.leave_unread("the repository has no owner", "push_to_hub")
+    if pushes and name:
         for name in ("hub_model_id", "hub_strategy", "hub_private_repo"):
             found = BY_NAME[name].decode(file.get(name))
             if file.get(name) is not None and not isinstance(found, Unsupported):
