@@ -390,6 +390,7 @@ def _rows(file: TrainerFile, one: Any) -> tuple[Rows, Builder, Mapping[str, Any]
         column = str(one.get("conversation_column", form))
         columns = {} if column == form else {form: column}
     elif form == "instruct":
+        file.draft.remark("dataset: input and output of column_map are prompt and completion in data.columns.")
         columns = {"prompt": str(named.get("input", "input")), "completion": str(named.get("output", "output"))}
     elif named:
         columns |= {str(part): str(column) for part, column in named.items() if part != column}
@@ -412,25 +413,22 @@ def _read_evaluation(file: TrainerFile, split: str, given: Sequence[Any]) -> Non
     """What is held out: the rest of a split of which a part is trained on."""
     draft, where, cut = file.draft, file.source.at("dataset"), _SLICE.fullmatch(split)
     evaluation = file.take("dataset_val")
-    if evaluation:
-        other = evaluation if isinstance(evaluation, Mapping) else {}
-        rest = str(other.get("split", ""))
-        if not (cut and rest.startswith(f"{cut[1]}[")):
-            whole = rest if rest and "[" not in rest else ""
-            if whole and other.get("source") == (given[0] or {}).get("source"):
-                draft.set("data.validation_split", whole, file.source.at("dataset_val"))
-                return
-            file.leave("dataset_val", "name its rows in data.validation_path or data.validation_split")
-    if cut and cut[3]:
+    other = evaluation if isinstance(evaluation, Mapping) else {}
+    rest = str(other.get("split", ""))
+    if cut and cut[3] and rest.startswith(f"{cut[1]}["):
         share = round(1 - int(cut[2]) / 100, 6)
         draft.set("data.validation_fraction", share, where, f"{split}: the rest is held out, drawn by data.split_seed")
-        if evaluation:
-            file.leave("dataset_val", "the rows that are held out are evaluated on, drawn and not the last ones")
-    elif cut:
-        draft.set("data.max_rows", int(cut[2]), where, split)
-    if not (cut and cut[3]):
-        why = "nothing is evaluated, and trainkit holds out one row at least"
-        draft.set("data.validation_fraction", ONE_HELD_OUT, where, why)
+        file.leave("dataset_val", "the rows that are held out are evaluated on, drawn and not the last ones")
+        return
+    if cut:
+        draft.set("data.max_rows", int(cut[2]) / 100 if cut[3] else int(cut[2]), where, split)
+    if rest and "[" not in rest and other.get("source") == (given[0] or {}).get("source"):
+        draft.set("data.validation_split", rest, file.source.at("dataset_val"), "dataset_val")
+        return
+    if evaluation:
+        file.leave("dataset_val", "name its rows in data.validation_path or data.validation_split")
+    why = "nothing is evaluated, and trainkit holds out one row at least"
+    draft.set("data.validation_fraction", ONE_HELD_OUT, where, why)
 
 
 def _spread(file: TrainerFile) -> None:

@@ -51,16 +51,20 @@ _OF_DPO = """
 METHODS: Mapping[str, tuple[str, frozenset[str]]] = {
     name: (recipe, frozenset(words.split()))
     for name, recipe, words in (
-        ("grpo", "grpo", f"{_GENERATES} {_OF_GRPO}"),
-        ("rloo", "grpo", f"{_GENERATES} beta disable_dropout normalize_advantages reward_clip_range"),
         ("dpo", "dpo", f"{_REFERENCE} {_OF_DPO}"),
         ("kto", "dpo", f"{_REFERENCE} beta disable_dropout desirable_weight undesirable_weight"),
         ("reward", "reward-model", "disable_dropout center_rewards_coefficient"),
+        ("grpo", "grpo", f"{_GENERATES} {_OF_GRPO}"),
+        ("rloo", "grpo", f"{_GENERATES} beta disable_dropout normalize_advantages reward_clip_range"),
         ("distillation", "", f"{_GENERATES} teacher_model_name_or_path teacher_model_revision lmbda"),
     )
 }
-# Values of loss_type that tell another command than dpo.
-_LOSSES = {"nll": "sft", "chunked_nll": "sft", "dft": "sft", "kto": "kto", "apo_zero_unpaired": "kto"}
+# Values of loss_type, which several trainers have, and the command that each is of; others are of dpo.
+_LOSSES = {
+    **dict.fromkeys(("nll", "chunked_nll", "dft"), "sft"),
+    **dict.fromkeys(("kto", "apo_zero_unpaired"), "kto"),
+    **dict.fromkeys(("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"), "grpo"),
+}
 _STRATEGIES = {
     "single_gpu": "single", "multi_gpu": "ddp", "fsdp1": "fsdp", "fsdp2": "fsdp", "zero1": "zero1", "zero2": "zero2",
     "zero3": "zero3",
@@ -151,13 +155,13 @@ def likeness(tree: Mapping[str, Any]) -> float:
 
 def command_of(tree: Mapping[str, Any]) -> str:
     """Which of TRL's commands a file is for: the one with most settings of its own in it."""
-    counted = {name: len(own & tree.keys()) for name, (_, own) in METHODS.items()}
-    found = max(counted, key=counted.__getitem__)
+    counted = {"sft": 0, **{name: len(own & tree.keys()) for name, (_, own) in METHODS.items()}}
     losses = tree.get("loss_type") or []
-    named = {_LOSSES.get(str(each), "dpo") for each in (losses if isinstance(losses, list) else [losses])}
-    if named and (not counted[found] or found in ("dpo", "kto")):
-        return "kto" if "kto" in named else "dpo" if "dpo" in named or counted[found] else "sft"
-    return found if counted[found] else "sft"
+    for each in losses if isinstance(losses, list) else [losses]:
+        counted[_LOSSES.get(str(each), "dpo")] += 1
+    if len(own := [name for name in counted if counted[name]]) > 1 and "sft" in own:
+        counted["sft"] = 0
+    return max(counted, key=counted.__getitem__)
 
 
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
@@ -269,6 +273,7 @@ def _read_data(file: TrainerFile) -> None:
         file.refuse(says, "TRL cuts no row then, and samples here have a length", "write that of the longest row")
     elif file.get(says):
         file.put(says, {"data.sequence_length": file.get(says)})
+    file.draft.remark("A row that is cut keeps a token more than by TRL: data.sequence_length counts what is read.")
     packing, way = file.get("packing"), file.get("packing_strategy", "bfd")
     if packing and way not in _PACKING:
         why = "what a sample has no room for is cut off here, and becomes a sample there"

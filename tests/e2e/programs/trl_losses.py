@@ -1,29 +1,28 @@
-"""Train each of the files of `trl sft` that are named, and write its losses beside it."""
+"""Train the files of `trl sft` that are named, one after another, and write each one's losses to FILE.losses."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from trl.scripts.sft import main, make_parser
-from transformers import TrainerCallback, Trainer
+from transformers import TrainerCallback
+from transformers import trainer as of_transformers
+from trl.scripts.sft import main, make_parser  # type: ignore[import-not-found, unused-ignore]
 
+FOUND: dict[int, float] = {}
+
+
+class Losses(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Keeps the losses with all their digits."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Trainer has logged."""
+        if "loss" in (logs or {}):
+            FOUND[state.global_step] = logs["loss"]
+
+
+of_transformers.DEFAULT_CALLBACKS.append(Losses)
 for name in sys.argv[1:]:
-    found: dict[int, float] = {}
-
-    class Losses(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-            if "loss" in (logs or {}):
-                found[state.global_step] = logs["loss"]
-
-    kept = Trainer.__init__
-
-    def listening(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        kept(self, *args, **kwargs)
-        self.add_callback(Losses())
-
-    Trainer.__init__ = listening
-    try:
-        main(*make_parser().parse_args_and_config(["--config", name, "--output_dir", f"{name}.out"]))
-    finally:
-        Trainer.__init__ = kept
-    Path(f"{name}.losses").write_text(json.dumps(found))
+    FOUND.clear()
+    main(*make_parser().parse_args_and_config(["--config", name, "--output_dir", f"{name}.out"]))
+    Path(f"{name}.losses").write_text(json.dumps(FOUND))

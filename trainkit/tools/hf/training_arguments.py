@@ -207,7 +207,8 @@ def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0
         counted = {} if found["schedule.name"] == "constant" else {"schedule.from_zero": True}
         file.put(name, {**found, **counted}) if file.get(name) else file.assume({**found, **counted})
         if kwargs:
-            file.put("lr_scheduler_kwargs", {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]})
+            settings = {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]}
+            file.put("lr_scheduler_kwargs", settings, f"by {' and '.join(map(str, kwargs))}")
 
 
 def set_every(file: TrainerFile, name: str, key: str, value: float) -> None:
