@@ -46,8 +46,8 @@ def test_a_file_for_full_finetuning_becomes_settings() -> None:
         "data.kind": "dataset", "data.path": "desk.json", "data.sequence_length": 1536, "data.packing": "isolated",
         "data.validation_fraction": 1e-9, "optimizer.name": "adamw_torch", "optimizer.lr": 2.5e-5,
         "optimizer.beta1": 0.9, "optimizer.beta2": 0.95, "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.01,
-        "schedule.name": "cosine", "schedule.min_lr_ratio": 0.0, "schedule.warmup_steps": 25, "schedule.from_zero": True,
-        "train.steps": 80,
+        "schedule.name": "cosine", "schedule.min_lr_ratio": 0.0, "schedule.warmup_steps": 25,
+        "schedule.from_zero": True, "train.steps": 80,
         "train.seed": 11, "train.max_grad_norm": 0.8, "logging.every_steps": 2, "logging.report_to": ["wandb"],
     }  # fmt: skip
 
