@@ -181,7 +181,6 @@ def test_a_data_set_that_nothing_describes_is_a_guess_that_says_so() -> None:
         {"mix_strategy": "interleave_over"},
         {"dataset": "unknown"},
         {"resume_from_checkpoint": "saves/checkpoint-100"},
-        {"push_to_hub": True},
         {"deepspeed": {"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}}},
     ],
 )
@@ -225,6 +224,9 @@ def test_arguments_of_an_optimizer_by_its_class_reach_the_class() -> None:
 
 def test_nothing_is_uploaded_unless_the_file_says_so() -> None:
     assert "checkpoint.push_to_hub.repo" not in read(hub_model_id="our-org/x")
+    for given in ({"push_to_hub": True}, {"push_to_hub": True, "hub_model_id": "x"}):  # nobody says whose
+        assert "checkpoint.push_to_hub.repo" not in read(**given)
+        assert "owner/name" in comments(text_of(**given))
     found = read(hub_model_id="our-org/x", push_to_hub=True)
     assert (found["checkpoint.push_to_hub.repo"], found["checkpoint.push_to_hub.strategy"]) == (
         "our-org/x",

@@ -123,8 +123,30 @@ def test_several_files_and_a_column_of_texts_are_read() -> None:
         ({"dtype": "float16"}, "32 bits or in bfloat16"),
         ({"neftune_noise_alpha": 5}, "NEFTune"),
         ({"lr_scheduler_type": "cosine_with_restarts"}, "the built-in trainer has cosine"),
-        ({"datasets": [{"path": "a/b", "fraction": 0.5}]}, "fraction takes a part"),
+        ({"datasets": [{"path": "a/b", "fraction": 0.5}]}, "fraction 0.5 takes a part of a/b"),
     ],
 )
 def test_what_would_be_another_training_is_refused(keys: dict[str, Any], reason: str) -> None:
     assert reason in why(**keys)
+
+
+def test_a_part_of_the_rows_is_named_by_its_split() -> None:
+    assert read(dataset_train_split="train[:10%]")["data.max_rows"] == 0.1
+    assert read(dataset_train_split="more[:500]")["data.max_rows"] == 500
+    assert "takes a part" in why(dataset_train_split="train[10%:]")
+
+
+def test_a_mixture_of_one_is_a_data_set() -> None:
+    one = {"id": "our-org/chats", "config": "default", "split": "train_sft", "columns": ["messages"], "weight": 1.0}
+    found = read(dataset_name=None, dataset_mixture={"datasets": [one], "test_split_size": 0.1, "seed": 0})
+    assert (found["data.path"], found["data.split"], found["data.validation_fraction"]) == (
+        "our-org/chats", "train_sft", 0.1,
+    )  # fmt: skip
+    assert "weight" not in found
+    half = {"datasets": [{**one, "weight": 0.5}]}
+    assert "fraction 0.5 takes a part of our-org/chats" in why(dataset_name=None, dataset_mixture=half)
+
+
+def test_a_template_that_stands_in_the_file_is_to_be_written_into_one_of_its_own() -> None:
+    assert "names a template that is built in, or a file" in why(chat_template="{{ messages }}")
+    assert read(chat_template="chatml")["data.chat_template"] == "chatml"

@@ -7,7 +7,6 @@ prompters.py and prompt_strategies/*.py.
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from trainkit.recipe.short_flags import ONLY_AT_THE_END
 from trainkit.tools.base import trainer_files
 from trainkit.tools.base.fields import Unsupported
 from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe
-from trainkit.tools.base.trainer_data import Rows, put_evaluation_rows, put_rows, put_validation_share
+from trainkit.tools.base.trainer_data import Rows, put_evaluation_rows, put_rows, put_validation_share, sliced
 from trainkit.tools.base.trainer_files import (
     Decoded,
     Key,
@@ -63,7 +62,6 @@ _INSTRUCTIONS: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 _CHATS = ("chat_template", "chat_template.default", "chat_template.load", "sharegpt", "sharegpt.load_role")
 _BUILT_IN = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
-_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?:0?:(?P<first>\d+)(?P<percent>%?)|.*)\]")
 
 
 def _attention(value: Any) -> Decoded:
@@ -590,17 +588,12 @@ def _rows(file: TrainerFile, shown_as: str, name: str, entry: Mapping[str, Any])
             file.draft.remark(f"Left out of {shown_as}: {key}: {_ENTRY_LEFT[key]}.")
         elif key not in _ENTRY_READ:
             file.draft.remark(f"Left out of {shown_as}: {key}: no key of axolotl that trainkit knows.")
-    split, first = str(entry.get("split") or ""), None
-    if sliced := _SLICE.fullmatch(split):
-        split = sliced["split"]
-        if sliced["first"] is None:
-            why = (
-                f"{what}: split {entry['split']} is a part of the rows, and data.max_rows names the first of them alone"
-            )
-            file.refuse(name, why, "write train[:N], or train for all of them")
-            return None
-        first = int(sliced["first"]) / 100 if sliced["percent"] else int(sliced["first"])
-        first = None if sliced["percent"] and first >= 1 else first
+    part = sliced(str(entry.get("split") or ""))
+    if part is None:
+        why = f"{what}: split {entry['split']} is a part of the rows, and data.max_rows names the first of them alone"
+        file.refuse(name, why, "write train[:N], or train for all of them")
+        return None
+    split, first = part
     path, files = str(entry.get("path") or ""), entry.get("data_files") or []
     files = (
         [files]

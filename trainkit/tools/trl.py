@@ -11,11 +11,12 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.data.chats import BUILT_IN
 from trainkit.recipe.paths import absolute
 from trainkit.tools.base import trainer_files
 from trainkit.tools.base.fields import Unsupported
 from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe
-from trainkit.tools.base.trainer_data import ONE_HELD_OUT, Rows, put_rows, put_validation_share
+from trainkit.tools.base.trainer_data import ONE_HELD_OUT, Rows, put_rows, put_validation_share, sliced
 from trainkit.tools.base.trainer_files import Decoded, Key, TrainerFile, accepted, left_out, maps, refused, table
 from trainkit.tools.hf import training_arguments
 from trainkit.tools.hf.training_arguments import ORDER, SPEED, number
@@ -284,6 +285,12 @@ def _read_data(file: TrainerFile) -> None:
         if way == "bfd":
             file.draft.remark("Whole rows fill the samples in another company than by TRL's bfd.")
     file.leave_unread("packing is off", "packing_strategy")
+    if inline := file.get("chat_template"):
+        why = "data.chat_template names a template that is built in, or a file"
+        if inline in BUILT_IN:
+            file.put("chat_template", {"data.chat_template": inline})
+        else:
+            file.refuse("chat_template", why, "write it into a file .jinja, and name that in chat_template_path")
     template = file.get("chat_template_path")
     if template and str(template).endswith((".jinja", ".j2")):
         file.put("chat_template_path", {"data.chat_template": template})
@@ -293,6 +300,8 @@ def _read_data(file: TrainerFile) -> None:
     _read_learned(file, first)
     if share := file.get("test_split_size"):
         put_validation_share(file, "test_split_size", number(share))
+    elif file.draft.get("data.validation_fraction") is not None:
+        pass  # a mixture says it
     elif file.draft.get("eval.every_steps"):
         split = {"data.validation_split": file.get("dataset_test_split", "test")}
         file.put("dataset_test_split", split) if file.get("dataset_test_split") else file.assume(split)
@@ -303,39 +312,57 @@ def _read_data(file: TrainerFile) -> None:
 
 
 def _sources(file: TrainerFile) -> tuple[Sequence[Rows], str]:
-    """The data sets of `datasets`, or the one of `dataset_name`, and the key that names them."""
-    given, found = [each for each in file.get("datasets") or [] if isinstance(each, Mapping)], []
+    """The data sets of `datasets`, of a mixture, or the one of `dataset_name`, and the key that names them."""
+    key = "datasets" if file.get("datasets") else "dataset_mixture" if file.get("dataset_mixture") else "dataset_name"
     column = file.get("dataset_text_field", "text")
     columns = {} if column == "text" else {"text": str(column)}
     if file.get("dataset_text_field"):
         file.put("dataset_text_field", {})
-    if not given:
-        split, subset = file.get("dataset_train_split", "train"), file.get("dataset_config")
+    if key == "dataset_name":
         for name in ("dataset_train_split", "dataset_config"):
             if file.get(name):
                 file.put(name, {})
         file.leave_unread("it is said of datasets, and there are none", "test_split_size", "streaming")
-        path = str(file.get("dataset_name", ""))
-        here = file.context.files.exists(absolute(path, file.context.cwd))
-        rows = Rows((path,), "", columns, not here, subset, None if split == "train" else str(split))
-        return [rows], "dataset_name"
-    why = "datasets are read, where both are given"
-    file.leave_unread(why, "dataset_name", "dataset_config", "dataset_train_split")
+        one = {
+            "path": file.get(key, ""),
+            "name": file.get("dataset_config"),
+            "split": file.get("dataset_train_split", "train"),
+        }
+        return [each for each in [_rows(file, key, one, columns)] if each], key
+    file.leave_unread(f"{key} counts", "dataset_name", "dataset_config", "dataset_train_split")
     if file.get("streaming"):
         file.refuse("streaming", "rows of a stream are mixed in another way", "write streaming: false")
-    for each in given:
-        if each.get("fraction") is not None:
-            file.refuse("datasets", f"fraction takes a part of {each.get('path')}", "write its rows into a file")
-        files = each.get("data_files") or each.get("data_dir")
-        if isinstance(files, Mapping):
-            files = files.get(each.get("split", "train"))
-        paths = tuple(map(str, files)) if isinstance(files, list) else (str(files or each.get("path", "")),)
-        here = bool(files) or file.context.files.exists(absolute(paths[0], file.context.cwd))
-        split = each.get("split", "train")
-        found.append(Rows(paths, "", columns, not here, each.get("name"), None if split == "train" else str(split)))
-    parts = "path, data_dir and data_files are data.path; name is data.subset; split is data.split"
-    file.draft.remark(f"datasets: {parts}; columns are those that trainkit knows.")
-    return found, "datasets"
+    given = file.get(key)
+    if key == "dataset_mixture":
+        given, share = given.get("datasets"), given.get("test_split_size")
+        if share:
+            put_validation_share(file, "dataset_mixture.test_split_size", number(share))
+        file.draft.remark("dataset_mixture: id is data.path; config is data.subset; split is data.split; its seed, and "
+                          "columns, which trainkit finds by themselves, are left out.")  # fmt: skip
+    else:
+        parts = "path, data_dir and data_files are data.path; name is data.subset; split is data.split"
+        file.draft.remark(f"datasets: {parts}; columns are those that trainkit knows.")
+    rows = [_rows(file, key, each, columns) for each in given or [] if isinstance(each, Mapping)]
+    return [each for each in rows if each], key
+
+
+def _rows(file: TrainerFile, key: str, entry: Mapping[str, Any], columns: Mapping[str, str]) -> Rows | None:
+    """One data set, by TRL's names or a mixture's. None for a part of a split that trainkit does not read."""
+    named = str(entry.get("path") or entry.get("id") or "")
+    part = sliced(str(entry.get("split") or "train"))
+    share = entry.get("fraction") or entry.get("weight")
+    if part is None or (share is not None and number(share) != 1):
+        what = f"fraction {share}" if part is not None else f"split {entry.get('split')}"
+        file.refuse(key, f"{what} takes a part of {named}", "write train[:N], or its rows into a file")
+        return None
+    files = entry.get("data_files") or entry.get("data_dir")
+    if isinstance(files, Mapping):
+        files = files.get(part[0])
+    paths = tuple(map(str, files)) if isinstance(files, list) else (str(files or named),)
+    here = bool(files) or file.context.files.exists(absolute(paths[0], file.context.cwd))
+    split = None if part[0] == "train" else part[0]
+    subset = entry.get("name") or entry.get("config")
+    return Rows(paths, "", columns, not here, None if subset == "default" else subset, split, first=part[1])
 
 
 def _first_row(file: TrainerFile, rows: Rows | None) -> Mapping[str, Any] | None:

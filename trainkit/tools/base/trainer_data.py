@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,22 @@ class Rows:
     def is_text(self) -> bool:
         """Whether it is plain text, whose lines are rows."""
         return all(path.endswith((".txt", ".md")) for path in self.paths)
+
+
+_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?:0?:(?P<first>\d+)(?P<percent>%?)|.*)\]")
+
+
+def sliced(split: str) -> tuple[str, float | None] | None:
+    """A split and how many of its first rows `train[:500]` or `train[:20%]` names; None for other parts of a split."""
+    found = _SLICE.fullmatch(split)
+    if found is None:
+        return split, None
+    if found["first"] is None:
+        return None
+    first = int(found["first"])
+    if found["percent"]:
+        return found["split"], first / 100 if first < 100 else None
+    return found["split"], first
 
 
 def put_rows(file: TrainerFile, name: str, found: Sequence[Rows]) -> Rows | None:

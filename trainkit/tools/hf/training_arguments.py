@@ -258,7 +258,7 @@ def read_push(file: TrainerFile, *, pushes: bool) -> None:
         file.assume({"checkpoint.push_to_hub.strategy": "every_save"}, "Trainer")
         file.leave_unread("checkpoint.push_to_hub.repo says it", "push_to_hub")
     elif pushes:
-        file.refuse("push_to_hub", "hub_model_id does not say which repository")
+        file.leave("push_to_hub", "no repository is named: set checkpoint.push_to_hub to owner/name")
     why = "nothing is uploaded: push_to_hub is off"
     file.leave_unread(why, "push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo")
 
