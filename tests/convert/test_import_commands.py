@@ -132,6 +132,13 @@ DETAILS: dict[str, dict[str, Any]] = {
     f"python {GLUE} --save_strategy best --metric_for_best_model eval_loss --eval_strategy steps --eval_steps 5": {
         "checkpoint.keep_best": True, "program.args.metric_for_best_model": None,
     },
+    f"python {GLUE} --save_strategy best --metric_for_best_model eval_f1 --eval_strategy steps --eval_steps 5": {
+        "checkpoint.keep_best": True, "eval.best_metric": "f1", "eval.greater_is_better": None,
+        "program.args.metric_for_best_model": None,
+    },
+    f"python {GLUE} --save_strategy best --metric_for_best_model ter --eval_strategy steps --eval_steps 5": {
+        "eval.best_metric": "ter", "eval.greater_is_better": True,  # as Trainer takes what does not end with loss
+    },
     f"python {GLUE} --save_strategy best --metric_for_best_model f1": {
         "checkpoint.keep_best": None, "program.args.metric_for_best_model": "f1",
     },

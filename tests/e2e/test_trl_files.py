@@ -64,6 +64,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "moments": {"dataset_name": "pairs", "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1.0e-6},
     "linear": {"dataset_name": "texts", "lr_scheduler_type": "linear", "warmup_steps": 2},
     "cosine": {"dataset_name": "pairs", "lr_scheduler_type": "cosine"},
+    "floor": {
+        "dataset_name": "chats",
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": 0.2},
+        "warmup_steps": 1,
+    },
+    "warm": {"dataset_name": "texts", "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2},
+    "epochs": {"dataset_name": "pairs", "max_steps": -1, "num_train_epochs": 5},
+    "single": {"dataset_name": "chats", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+    "whole": {"dataset_name": "pairs", "completion_only_loss": False},
+    "fused": {"dataset_name": "texts", "optim": "adamw_torch_fused", "weight_decay": 0.05},
+    "sgd": {"dataset_name": "texts", "optim": "sgd", "learning_rate": 0.5},
+    "unclipped": {"dataset_name": "pairs", "max_grad_norm": 0.0},
+    "kept": {"dataset_name": "chats", "gradient_checkpointing": False, "assistant_only_loss": True},
+    "dora": {"dataset_name": "pairs", "lora_target_modules": "all-linear", "use_dora": True, **LORA},
 }
 # A length here is one of positions: with the token that the last one predicts it is one more than TRL's.
 CHANGED = {"cut": ["data.sequence_length=47"]}

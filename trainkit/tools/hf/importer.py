@@ -324,7 +324,7 @@ def _push(reading: HfImport) -> None:
 def _best(reading: HfImport) -> None:
     """`--save_strategy best`, and by which metric: Trainer takes the greatest, unless its name ends with loss."""
     greater, metric = reading.flags.get("greater_is_better"), reading.value("metric_for_best_model")
-    if reading.value("save_strategy") != "best" or metric is None:
+    if reading.value("save_strategy") != "best" or metric is None or not reading.draft.get("eval.every_steps"):
         return
     name = metric.removeprefix(PREFIX)
     is_greater = greater.switch if greater is not None else not name.endswith(LOSS)
