@@ -246,7 +246,8 @@ def _read_file(
     if not tool:
         shown = ", ".join(sorted(map(str, source.tree))[:5])
         what = f"{path} is of no known kind ({', '.join(sorted(FORMATS))}); it has {shown}"
-        raise UsageError(what, hint="check the file")
+        hint = "launch the program that reads it, as trainkit run COMMAND, or write a recipe: trainkit config"
+        raise UsageError(what, hint=hint)
     found = FORMATS[tool]
     if found is accelerate and program:  # as the command that names the file
         read_command(draft, context, ["accelerate", "launch", "--config_file", path, *program], kind)
