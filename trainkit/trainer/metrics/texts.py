@@ -115,8 +115,8 @@ class Writer:
             start, end = beginning(self.encoder, self.model, self.device)
             begun, stops = start.shape[1], frozenset(() if end is None else (end,)) or stops
             options |= {"decoder_input_ids": start.expand(len(texts), -1), "decoder_start_token_id": int(start[0, 0])}
-        if room is not None:
-            options["max_new_tokens"] = max(1, min(self.tokens, room - width))
+        if self.model.context is not None:  # of a decoder it limits what is written alone
+            options["max_new_tokens"] = max(1, min(self.tokens, self.model.context - begun))
         if stops:
             options["eos_token_id"] = sorted(stops)
         made = self.model.write(
