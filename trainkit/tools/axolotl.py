@@ -32,6 +32,7 @@ from trainkit.tools.base.trainer_files import (
     table,
 )
 from trainkit.tools.hf import training_arguments
+from trainkit.tools.hf.fields import BY_NAME
 from trainkit.tools.hf.training_arguments import KEPT, ORDER, SHOWN, SPEED, number
 
 TOOL = "axolotl"
@@ -431,7 +432,7 @@ def _read_length(file: TrainerFile) -> None:
 def _read_rates(file: TrainerFile) -> None:
     if file.get("learning_rate") is not None:
         file.put("learning_rate", {"optimizer.lr": number(file.get("learning_rate"))})
-    training_arguments.read_optimizer(file, "optimizer", "adamw_torch_fused")
+    training_arguments.read_optimizer(file, "optimizer", str(BY_NAME["optim"].default))
     floor = number(file.get("cosine_min_lr_ratio", 0.0))
     training_arguments.read_schedule(file, "lr_scheduler", "cosine", floor)
     if floor and file.draft.get("schedule.name") == "cosine":
