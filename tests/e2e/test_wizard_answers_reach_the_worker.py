@@ -104,7 +104,8 @@ def test_one_gpu_with_everything_typed(drive: Drive, tmp_path: Path) -> None:
 
 
 def test_fine_tuning_on_two_gpus(drive: Drive, tmp_path: Path) -> None:
-    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     save_model(tmp_path / "base", template=False)
     typed = {"rows": "chats.jsonl", "model": "base", "method": "lora", "strategy": "ddp", "output": "out"}
     plan = drive(machine_of(2), program="finetune", **typed)
