@@ -284,3 +284,13 @@ def test_plan_says_of_such_a_file_only_that(trainkit: Trainkit, tmp_path: Path) 
     assert done.returncode == 2
     assert done.stderr.count("error:") == 1
     assert "a.yml is a file of axolotl, and no recipe" in done.stderr
+
+
+def test_texts_that_an_evaluation_writes_are_measured_here_too() -> None:
+    asked: dict[str, Any] = {"do_causal_lm_eval": True, "val_set_size": 0.1, "evals_per_epoch": 2, "num_epochs": 3}
+    found = read(**asked, eval_causal_lm_metrics=["chrf", "perplexity"], eval_max_new_tokens=40)
+    assert (found["eval.metrics"], found["eval.tokens"]) == (["chrf", "perplexity"], 40)
+    text = text_of(**asked, eval_causal_lm_metrics=["sacrebleu", "comet"])
+    assert settings(text)["eval.metrics"] == ["bleu"]
+    assert "eval.metrics has no comet" in comments(text)
+    assert "eval.metrics" not in read(do_causal_lm_eval=True)  # nothing is held out

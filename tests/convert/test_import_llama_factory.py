@@ -232,3 +232,23 @@ def test_nothing_is_uploaded_unless_the_file_says_so() -> None:
         "our-org/x",
         "every_save",
     )
+
+
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 10, "val_size": 0.1}
+
+
+def test_what_the_best_checkpoint_is_by_is_measured_here_too() -> None:
+    best: dict[str, Any] = {**EVALUATED, "load_best_model_at_end": True}
+    found = read(**best)
+    assert (found["checkpoint.keep_best"], found.get("eval.best_metric")) == (True, None)
+    found = read(**best, compute_accuracy=True, metric_for_best_model="eval_accuracy")
+    assert (found["eval.metrics"], found["eval.best_metric"]) == (["perplexity", "accuracy"], "accuracy")
+    others: tuple[dict[str, Any], ...] = (
+        {"metric_for_best_model": "rouge-l"},
+        {"metric_for_best_model": "loss", "greater_is_better": True},
+    )
+    for other in others:
+        text = text_of(**best, **other)
+        assert "checkpoint.keep_best" not in settings(text)
+        assert "load_best_model_at_end True" in comments(text)
+    assert "eval.metrics" not in read(compute_accuracy=True)  # nothing is evaluated

@@ -63,7 +63,12 @@ _TO_SCRIPT = "jupyter nbconvert --to script"
 
 
 class Format(Protocol):
-    """What a module for files of one kind offers; both functions are pure."""
+    """What a module for files of one kind offers; both functions are pure.
+
+    COMMAND: what starts the tool itself, in front of a file; empty where a program of the user's reads it.
+    """
+
+    COMMAND: str
 
     def likeness(self, tree: Mapping[str, Any]) -> float:
         """How much of a file is this tool's, from 0, where nothing typical of it is there, to 1."""
@@ -78,15 +83,6 @@ FORMATS: dict[str, Format] = {
     "accelerate": accelerate,
     "axolotl": axolotl,
     "torchtune": torchtune,
-}
-
-
-# What starts a tool itself with its file.
-STARTS: Mapping[str, str] = {
-    "LLaMA-Factory": "llamafactory-cli train",
-    "TRL": "trl sft --config",
-    "axolotl": "axolotl train",
-    "torchtune": "tune run RECIPE --config",
 }
 
 
@@ -125,8 +121,8 @@ def foreign_recipe(context: ImportContext, path: str) -> Diagnostic | None:
         return None
     shown = shlex.quote(path)
     hint = f"trainkit import {shown} -o recipe.yaml"
-    if tool in STARTS:
-        hint += f"; or launch {tool} itself: trainkit run {STARTS[tool]} {shown}"
+    if command := FORMATS[tool].COMMAND:
+        hint += f"; or launch {tool} itself: trainkit run {command} {shown}"
     return Diagnostic("error", f"{path} is a file of {tool}, and no recipe", origin=source.at(""), hint=hint)
 
 

@@ -36,6 +36,7 @@ from trainkit.tools.hf.fields import BY_NAME
 from trainkit.tools.hf.training_arguments import KEPT, ORDER, SHOWN, SPEED, number
 
 TOOL = "axolotl"
+COMMAND = "axolotl train"  # that starts it itself, in front of a file
 _IMAGES = "the built-in trainer has models of text alone"
 _PREFERS = "the built-in trainer learns answers, and neither preferences nor rewards"
 # Parts of axolotl that compute the same, measure, or log.
@@ -62,6 +63,8 @@ _INSTRUCTIONS: Mapping[str, Mapping[str, str]] = {
     "jeopardy": {"instruction": "question", "input": "category", "output": "answer"},
 }  # fmt: skip
 _CHATS = ("chat_template", "chat_template.default", "chat_template.load", "sharegpt", "sharegpt.load_role")
+# Metrics of `do_causal_lm_eval`, by ours.
+_METRICS = {"sacrebleu": "bleu", "ter": "ter", "chrf": "chrf", "perplexity": "perplexity"}
 _BUILT_IN = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
 
 
@@ -108,10 +111,6 @@ def _compile(value: Any) -> Decoded:
     return {"efficiency.compile.enabled": bool(value)}
 
 
-def _batch_of(name: str, key: str) -> Key:
-    return Key(name, lambda value: {key: value})
-
-
 _NO_TWICE = "equal rows are trained on as often as they are there"
 _OTHER_OPTIMIZERS = (
     *("embedding_lr", "embedding_lr_scale", "lr_groups", "optim_target_modules", "dion_lr", "dion_momentum"),
@@ -145,8 +144,8 @@ KEYS: Mapping[str, Key] = {
         maps("model_revision", "model.revision"),
         maps("tokenizer_config", "data.tokenizer"),
         maps("sequence_len", "data.sequence_length"),
-        _batch_of("micro_batch_size", "batch.micro"),
-        _batch_of("eval_batch_size", "batch.eval_micro"),
+        maps("micro_batch_size", "batch.micro"),
+        maps("eval_batch_size", "batch.eval_micro"),
         maps("early_stopping_patience", "eval.patience"),
         Key("gradient_checkpointing", _recomputes),
         Key("output_dir", lambda value: {"output.root": value}),
@@ -289,7 +288,7 @@ def likeness(tree: Mapping[str, Any]) -> float:
 
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Each key as a setting, or named with the reason."""
-    file = TrainerFile(TOOL, f"axolotl train {source.path}", KEYS, draft, context, source)
+    file = TrainerFile(TOOL, COMMAND, KEYS, draft, context, source)
     for name in ("rl", "reward_model", "process_reward_model", "processor_type"):
         if not trainer_files.is_off(file.get(name)):
             file.refuse(name, _IMAGES if name == "processor_type" else _PREFERS)
@@ -502,7 +501,21 @@ def _read_intervals(file: TrainerFile) -> None:
         default = "epoch" if what == "save" else "no"
         training_arguments.read_strategy(file, what, "steps" if file.get(f"{what}_steps") else default)
         file.take(plural)
+    if file.get("do_causal_lm_eval") and file.draft.get("eval.every_steps"):
+        _read_metrics(file)
     training_arguments.read_best(file)
+
+
+def _read_metrics(file: TrainerFile) -> None:
+    """Metrics of texts that are written in an evaluation."""
+    asked = file.get("eval_causal_lm_metrics") or list(_METRICS)
+    ours = [_METRICS[name] for name in asked if name in _METRICS]
+    file.put("do_causal_lm_eval", {"eval.metrics": ours})
+    if others := [name for name in asked if name not in _METRICS]:
+        file.leave("eval_causal_lm_metrics", f"of these, eval.metrics has no {', '.join(others)}")
+    else:
+        file.put("eval_causal_lm_metrics", {})
+    file.put("eval_max_new_tokens", {"eval.tokens": file.get("eval_max_new_tokens", 128)})
 
 
 def _read_data(file: TrainerFile) -> None:

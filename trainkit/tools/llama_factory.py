@@ -30,6 +30,7 @@ from trainkit.tools.hf import training_arguments
 from trainkit.tools.hf.training_arguments import KEPT, ORDER, SHOWN, SPEED, number
 
 TOOL = "LLaMA-Factory"
+COMMAND = "llamafactory-cli train"  # that starts it itself, in front of a file
 INFO = "dataset_info.json"
 _STAGES = {
     "rm": "reward models are trained by TRL's or LLaMA-Factory's own trainer",
@@ -208,7 +209,7 @@ def likeness(tree: Mapping[str, Any]) -> float:
 
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Each key as a setting, or named with the reason."""
-    file = TrainerFile(TOOL, f"llamafactory-cli train {source.path}", KEYS, draft, context, source)
+    file = TrainerFile(TOOL, COMMAND, KEYS, draft, context, source)
     if _is_other(file):
         return
     stage = file.get("stage", "sft")
@@ -230,6 +231,8 @@ def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> 
     _read_data(file, stage)
     training_arguments.read_strategy(file, "eval", "no")
     training_arguments.read_strategy(file, "save", "steps")
+    if file.get("compute_accuracy"):
+        training_arguments.read_accuracy(file, "compute_accuracy")
     training_arguments.read_best(file)
     training_arguments.read_push(file, pushes=bool(file.get("push_to_hub")))
     training_arguments.remark_frozen_weights(file)

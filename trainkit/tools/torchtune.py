@@ -19,6 +19,7 @@ from trainkit.tools.base.trainer_files import Decoded, Key, LeftOut, TrainerFile
 from trainkit.tools.hf.training_arguments import KEPT, ORDER, SHOWN, SPEED, number
 
 TOOL, COMPONENT = "torchtune", "_component_"
+COMMAND = "tune run RECIPE --config"  # that starts it itself, in front of a file
 _SAID_THERE = "it is that of the folder in checkpointer.checkpoint_dir"
 _TRAINS_NOTHING = "the file trains nothing: trainkit generate and trainkit export do the like"
 _PREFERENCES = "preferences and rewards are learned by TRL's trainers, or torchtune's"
@@ -186,7 +187,7 @@ def _resolved(tree: Any, top: Mapping[str, Any]) -> Any:
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Each key as a setting, or named with the reason."""
     source = replace(source, tree=_resolved(source.tree, source.tree))
-    file = TrainerFile(TOOL, f"tune run RECIPE --config {source.path}", KEYS, draft, context, source)
+    file = TrainerFile(TOOL, COMMAND, KEYS, draft, context, source)
     model = str(file.get(f"model.{COMPONENT}", ""))
     if _is_other(file, model):
         return

@@ -22,6 +22,7 @@ from trainkit.tools.hf import training_arguments
 from trainkit.tools.hf.training_arguments import ORDER, SPEED, number
 
 TOOL = "TRL"
+COMMAND = "trl sft --config"  # that starts it itself, in front of a file
 # Settings that other trainers of TRL's have and `sft` has not: the command, the shipped recipe for it, and their names.
 _REFERENCE = (
     "precompute_ref_log_probs precompute_ref_batch_size sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
@@ -125,19 +126,11 @@ _APART = (
     *("env", "datasets", "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "streaming"),
     *("test_split_size", "dataset_text_field", "max_length", "max_seq_length", "packing", "packing_strategy", "dtype"),
     *("torch_dtype", "assistant_only_loss", "completion_only_loss", "chat_template_path", "use_peft", "use_rslora"),
-    *(
-        "use_dora",
-        "load_in_4bit",
-        "load_in_8bit",
-        "bnb_4bit_quant_type",
-        "use_bnb_nested_quant",
-        "lora_r",
-        "lora_alpha",
-    ),
-    *("lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "optim", "optim_args"),
-    *("lr_scheduler_type", "lr_scheduler_kwargs", "eval_strategy", "eval_steps", "save_strategy", "save_steps"),
-    *("deepspeed", "fsdp", "fsdp_config", "adam_beta1", "adam_beta2", "adam_epsilon", "load_best_model_at_end"),
-    *("metric_for_best_model", "greater_is_better", "max_steps", "num_train_epochs"),
+    *("use_dora", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "lora_r", "optim"),
+    *("lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save"),
+    *("optim_args", "lr_scheduler_type", "lr_scheduler_kwargs", "eval_strategy", "eval_steps", "save_strategy"),
+    *("save_steps", "deepspeed", "fsdp", "fsdp_config", "adam_beta1", "adam_beta2", "adam_epsilon", "max_steps"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "num_train_epochs"),
 )
 NAMES = frozenset((*KEYS, *_APART, *(name for _, names in METHODS.values() for name in names)))
 # Beside a model's name, which files of other scripts on Trainer have as well: data in TRL's words, or how it loads.
@@ -168,7 +161,7 @@ def command_of(tree: Mapping[str, Any]) -> str:
 def read(draft: ImportedRecipe, context: ImportContext, source: ForeignFile) -> None:
     """Each key as a setting, or named with the reason."""
     command = command_of(source.tree)
-    file = TrainerFile(TOOL, f"trl {command} --config {source.path}", KEYS, draft, context, source)
+    file = TrainerFile(TOOL, COMMAND.replace("sft", command), KEYS, draft, context, source)
     if command != "sft":
         recipe, own = METHODS[command]
         named = [each for each in source.tree if each in own] or ["loss_type"]

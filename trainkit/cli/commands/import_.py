@@ -57,11 +57,11 @@ def import_(
     COMMAND is a command line as you use it today, as separate arguments or quoted:
     python, torchrun, python -m torch.distributed.launch, accelerate launch or
     deepspeed, perhaps after variable assignments. Options come before it. FILE is
-    a settings file of axolotl, LLaMA-Factory, DeepSpeed or accelerate, or a shell
-    script (.sh) or notebook with one such command; a variable that it does not set
-    is read from your environment each time the recipe is used. Flags that the other
-    tool ignores or misreads become comments in the recipe; flags without a recipe
-    key are named.
+    a settings file of axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or
+    accelerate, or a shell script (.sh) or notebook with one such command; a variable
+    that it does not set is read from your environment each time the recipe is used.
+    Flags that the other tool ignores or misreads become comments in the recipe;
+    flags without a recipe key are named.
 
     Example: trainkit import torchrun --nproc_per_node 2 train.py --do_train --bf16 --output_dir out
 

@@ -327,6 +327,9 @@ _UNREACHED = (
 )
 
 
+COMMAND = ""  # a program reads the file
+
+
 def likeness(tree: Mapping[str, Any]) -> float:
     """The share of keys that are accelerate's."""
     known = {name.partition(".")[0] for name in (*BY_NAME, *RENAMED, *BY_FLAG, *SECTIONS, *MPIRUN, *NOT_IN_FILE)}

@@ -6,6 +6,7 @@ what is left by the table, and names all that has no counterpart.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -108,11 +109,11 @@ def likeness(tree: Mapping[str, Any], known: Collection[str], typical: Collectio
 class TrainerFile:
     """A file of another trainer on its way into the draft.
 
-    tool: as people write it. original: the command that starts the tool itself with this file. keys: the tool's table.
+    tool: as people write it. command: that starts the tool itself, in front of the file. keys: the tool's table.
     """
 
     tool: str
-    original: str
+    command: str
     keys: Mapping[str, Key]
     draft: ImportedRecipe
     context: ImportContext
@@ -161,7 +162,7 @@ class TrainerFile:
     def refuse(self, name: str, why: str, instead: str = "") -> None:
         """Note an error: with this key trainkit's own trainer would train something else."""
         self._read.add(name)
-        way = f"launch {self.tool} itself, under trainkit: trainkit run {self.original}"
+        way = f"launch {self.tool} itself, under trainkit: trainkit run {self.command} {shlex.quote(self.source.path)}"
         hint = f"{instead}; or {way}" if instead else way
         what = f"{shown(name, self.get(name))} is not for trainkit's own trainer"
         self.draft.fail(what, self.source.at(name), hint, why)

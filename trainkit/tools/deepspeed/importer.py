@@ -96,6 +96,9 @@ _SHARED = {"bf16": "enabled", "fp16": "enabled", "optimizer": "type", "scheduler
 _COMMON = {*_SHARED, "checkpoint", "compile", "gradient_accumulation_steps", "pipeline", "tensorboard", "wandb"}
 
 
+COMMAND = ""  # a program reads the file
+
+
 def likeness(tree: Mapping[str, Any]) -> float:
     """The share of keys that are DeepSpeed's; accelerate's files have one of the name deepspeed_config instead."""
     by_form = [name for name, key in _SHARED.items() if isinstance(tree.get(name), Mapping) and key in tree[name]]

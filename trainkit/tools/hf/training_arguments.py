@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from trainkit.errors import RecipeError, UsageError
+from trainkit.metrics import LOSS, PREFIX, lower_is_better
 from trainkit.optimizers import CLASSES, OPTIMIZERS, OTHER_NAMES, optimizer
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.hub_name import has_owner
@@ -33,7 +34,11 @@ SPEED = "it changes speed or memory alone"
 SHOWN = "it changes what is logged or shown alone"
 ORDER = "the order of rows differs: trainkit shuffles them anew in each epoch, by train.seed"
 KEPT = "trainkit's checkpoints hold all that a run needs to go on, weights in safetensors"
-_NO_TASK = "the built-in trainer evaluates by the loss, and generates with trainkit generate"
+_WRITES = (
+    "eval.metrics, such as [rouge] or [chrf], compare texts that are written for held-out rows; predict lists them"
+)
+# What Trainer's evaluations are compared by, under the names that tools have for it, and under ours.
+_MEASURES = {"loss": LOSS, "perplexity": "perplexity", "accuracy": "accuracy", "mean_token_accuracy": "accuracy"}
 # Read together, by the functions below.
 _APART = {
     *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
@@ -120,7 +125,7 @@ KEYS: Mapping[str, Key] = table(
     left_out("the token is that of HF_TOKEN, or of `hf auth login`", "hub_token"),
     left_out("see checkpoint.push_to_hub", "hub_always_push", "hub_revision"),
     left_out(
-        _NO_TASK, "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
+        _WRITES, "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config",
         "sortish_sampler", "do_predict",
     ),
     left_out("trainkit run trains, and evaluates as eval says", "do_train", "do_eval"),
@@ -295,16 +300,29 @@ def evaluate_on_all(file: TrainerFile) -> None:
 
 
 def read_best(file: TrainerFile) -> None:
-    """`load_best_model_at_end` with its metric: the best by the evaluation loss, or nothing."""
-    metric, best = file.get("metric_for_best_model"), file.get("load_best_model_at_end")
-    if best and str(metric or "loss") in ("loss", "eval_loss") and not file.get("greater_is_better"):
-        why = "the best checkpoint is kept beside the newest, which the run ends with: trainkit export takes either"
-        file.put("load_best_model_at_end", {"checkpoint.keep_best": True}, why)
-    elif best:
-        file.leave("load_best_model_at_end", "the built-in trainer's best checkpoint is that of the lowest loss")
-    for name in ("metric_for_best_model", "greater_is_better"):
-        if file.get(name) is not None:
-            file.leave(name, "the best checkpoint is that of the lowest evaluation loss")
+    """`load_best_model_at_end` with its metric: the best checkpoint is kept, by what an evaluation measures here."""
+    metric = str(file.get("metric_for_best_model") or LOSS).removeprefix(PREFIX)
+    ours, greater = _MEASURES.get(metric), file.get("greater_is_better")
+    if file.get("load_best_model_at_end") and file.draft.get("eval.every_steps"):
+        if ours is None or greater not in (None, not lower_is_better(ours)):
+            file.leave(
+                "load_best_model_at_end", "trainkit compares evaluations by eval.best_metric: name one of its own"
+            )
+        else:
+            why = "the best checkpoint is kept beside the newest, which the run ends with: trainkit export takes either"
+            file.put("load_best_model_at_end", {"checkpoint.keep_best": True}, why)
+            if ours == "accuracy":
+                read_accuracy(file, "metric_for_best_model")
+            file.put("metric_for_best_model", {"eval.best_metric": ours} if ours != LOSS else {})
+            file.put("greater_is_better", {}) if greater is not None else None
+    why = "nothing is kept by it"
+    file.leave_unread(why, "load_best_model_at_end", "metric_for_best_model", "greater_is_better")
+
+
+def read_accuracy(file: TrainerFile, name: str) -> None:
+    """Measure the share of tokens that are right, which the tool does by this key."""
+    if file.draft.get("eval.every_steps"):
+        file.put(name, {"eval.metrics": ["perplexity", "accuracy"]})
 
 
 # What the built-in trainer's FSDP does by itself, or does not have; the training is the same.
