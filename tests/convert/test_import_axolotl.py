@@ -286,6 +286,12 @@ def test_plan_says_of_such_a_file_only_that(trainkit: Trainkit, tmp_path: Path) 
     assert "a.yml is a file of axolotl, and no recipe" in done.stderr
 
 
+def test_a_switch_that_is_off_is_named_too() -> None:
+    adapters: dict[str, Any] = {"adapter": "qlora", "lora_r": 8, "lora_alpha": 8, "lora_target_linear": True}
+    said = comments(text_of(**adapters, load_in_4bit=True, load_in_8bit=False))
+    assert "load_in_8bit" in said.partition("Off, empty, or as trainkit has it:")[2]
+
+
 def test_texts_that_an_evaluation_writes_are_measured_here_too() -> None:
     asked: dict[str, Any] = {"do_causal_lm_eval": True, "val_set_size": 0.1, "evals_per_epoch": 2, "num_epochs": 3}
     found = read(**asked, eval_causal_lm_metrics=["chrf", "perplexity"], eval_max_new_tokens=40)

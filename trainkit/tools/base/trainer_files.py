@@ -15,7 +15,7 @@ from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.secrets import is_secret_name
 from trainkit.text import join_names
-from trainkit.tools.base.fields import Settings, Unsupported
+from trainkit.tools.base.fields import UNSET, Settings, Unsupported
 from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe
 
 # Of a file that a tool is thought to have written at least so many keys are the tool's.
@@ -131,7 +131,7 @@ class TrainerFile:
     def take(self, name: str, default: Any = None) -> Any:
         """The value at a dotted name, which is read with that, and all below it."""
         self._read.add(name)
-        if (found := value_at(self.source.tree, name, 0)) != 0 and is_off(found):
+        if (found := value_at(self.source.tree, name, UNSET)) is not UNSET and is_off(found):
             self._note_off(name)
         return self.get(name, default)
 
