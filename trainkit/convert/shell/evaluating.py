@@ -241,8 +241,9 @@ class _Bash:
             answers, answer = map(high, os.pipe())
             errors, error = map(high, os.pipe())
             self.rewriter.null = null
+            rewritten = self.rewriter.rewrite(self.script.text)  # first: it learns which variables need their values
             prelude = self.prelude({"null": null, "lock": lock, "told": tell, "answers": answers})
-            for file, text in (("script", self.rewriter.rewrite(self.script.text)), ("prelude", prelude)):
+            for file, text in (("script", rewritten), ("prelude", prelude)):
                 (scratch / file).write_text(text, encoding="utf-8", errors="surrogateescape")
             process = subprocess.Popen(
                 [bash, "--norc", "--noprofile", str(scratch / "script"), *self.script.given],
@@ -355,7 +356,7 @@ class _Bash:
     def on_again(self, at: Site, text: str) -> Answer:
         """A text that the shell reads, rewritten; one that a command would have printed stays unread."""
         if not is_open(text):
-            return 0, self.rewriter.rewrite(text, at.line - 1, called=True)
+            return 0, self.rewritten(text, at.line - 1, called=True)
         if not all(name.startswith("#") for name in names_in(text)):
             return self.on_need(at, text)
         self.found.steps.append(Step(at.line, at.text))
@@ -372,7 +373,15 @@ class _Bash:
         if is_login or (found := self.inside(folder, path)) is None:
             self.found.steps.append(Step(at.line, at.text))
             return 0, ":"
-        return 0, self.rewriter.rewrite(found.read_text(encoding="utf-8", errors="surrogateescape"), at.line - 1)
+        return 0, self.rewritten(found.read_text(encoding="utf-8", errors="surrogateescape"), at.line - 1)
+
+    def rewritten(self, text: str, line: int, *, called: bool = False) -> str:
+        """A text that is met on the way, for Bash. Raises _NeededError for what it unsets of the caller's variables."""
+        known = {*self.rewriter.known}
+        made = self.rewriter.rewrite(text, line, called=called)
+        if unset := sorted(name for name in self.rewriter.known - known if name in self.script.environ):
+            raise _NeededError(unset, line)
+        return made
 
     def on_file(self, at: Site, folder: str, path: str) -> Answer:
         """A file that the script reads."""
