@@ -52,6 +52,13 @@ def test_a_file_for_full_finetuning_becomes_settings() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("split", "rows"), [("train[:40%]", 0.4), ("train[0:25%]", 0.25), ("train[:100%]", None)])
+def test_a_part_of_a_split_is_that_of_the_first_rows(split: str, rows: float | None) -> None:
+    files = files_of("torchtune")
+    files["part.yaml"] = files["texts-sharded.yaml"].replace("train[:500]", split)
+    assert settings(imported("part.yaml", files)).get("data.max_rows") == rows
+
+
 def test_builders_say_the_adapters_and_what_is_frozen() -> None:
     dora = settings(imported("dora.yaml", files_of("torchtune")))
     assert (dora["peft.kind"], dora["peft.rank"], dora["peft.dora"]) == ("lora", 12, True)

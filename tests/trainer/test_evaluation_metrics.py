@@ -215,6 +215,17 @@ def test_what_a_model_writes_is_what_transformers_writes_for_each_prompt_alone(
         assert each["prediction"] == parts.source.encoder.decode(made[0, ids.shape[1] :].tolist())
 
 
+def test_no_more_is_written_than_a_decoder_has_places_for(make_settings: MakeSettings, tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300}  # fmt: skip
+    bart = {**T5, "architecture": "bart", "config": {**sizes, "max_position_embeddings": 32, "pad_token_id": 0}}
+    predict_ = {"split": "validation", "tokens": 40}
+    parts = parts_of(make_settings(model=bart, data=prompted(tmp_path, bart), predict=predict_))
+    found = predictions(parts)
+    assert len(found) == len(parts.source.validation)
+    assert all(len(each["prediction"].encode()) < 3 * 32 for each in found)  # a byte that is no text becomes three
+
+
 def test_an_own_metric_gets_predictions_and_references_and_names_its_numbers(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.paths import absolute
 from trainkit.tools.base.imported_recipe import ForeignFile, ImportContext, ImportedRecipe
-from trainkit.tools.base.trainer_data import ONE_HELD_OUT, Rows, put_rows
+from trainkit.tools.base.trainer_data import ONE_HELD_OUT, Rows, put_rows, sliced
 from trainkit.tools.base.trainer_files import Decoded, Key, LeftOut, TrainerFile, accepted, left_out, maps, table
 from trainkit.tools.hf.training_arguments import KEPT, ORDER, SHOWN, SPEED, number
 
@@ -46,7 +46,6 @@ _OTHER_MODELS = re.compile(r"reward|classifier|t5_encoder")
 _LOSSES = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss", "CrossEntropyLoss", "ChunkedCrossEntropyLoss")
 _OPTIMIZERS = {"torch.optim.AdamW": "adamw_torch", "torch.optim.SGD": "sgd"}
 _SCHEDULE = "get_cosine_schedule_with_warmup"
-_SLICE = re.compile(r"(\w+)\[:(\d+)(%?)\]")
 _LAYERS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 # Phi's layers are fused in transformers, and apart in torchtune.
@@ -401,28 +400,28 @@ def _rows(file: TrainerFile, one: Any) -> tuple[Rows, Builder, Mapping[str, Any]
     paths = tuple(map(str, files)) if isinstance(files, list) else (str(files or source),)
     here = bool(files) or file.context.files.exists(absolute(paths[0], file.context.cwd))
     split = str(one.get("split") or "train")
-    cut = _SLICE.fullmatch(split)
-    if "[" in split and not cut:
+    part = sliced(split)
+    if part is None:
         file.refuse("dataset", f"split: {split} is a part of the rows", "write these into a file")
         return None
-    whole = cut[1] if cut else split
     subset = one.get("name") or one.get("subset")
-    return Rows(paths, form, columns, not here, subset, None if whole == "train" else whole), builder, one
+    return Rows(paths, form, columns, not here, subset, None if part[0] == "train" else part[0]), builder, one
 
 
 def _read_evaluation(file: TrainerFile, split: str, given: Sequence[Any]) -> None:
     """What is held out: the rest of a split of which a part is trained on."""
-    draft, where, cut = file.draft, file.source.at("dataset"), _SLICE.fullmatch(split)
+    draft, where = file.draft, file.source.at("dataset")
+    whole, first = sliced(split) or (split, None)
     evaluation = file.take("dataset_val")
     other = evaluation if isinstance(evaluation, Mapping) else {}
     rest = str(other.get("split", ""))
-    if cut and cut[3] and rest.startswith(f"{cut[1]}["):
-        share = round(1 - int(cut[2]) / 100, 6)
+    if isinstance(first, float) and rest.startswith(f"{whole}["):
+        share = round(1 - first, 6)
         draft.set("data.validation_fraction", share, where, f"{split}: the rest is held out, drawn by data.split_seed")
         file.leave("dataset_val", "the rows that are held out are evaluated on, drawn and not the last ones")
         return
-    if cut:
-        draft.set("data.max_rows", int(cut[2]) / 100 if cut[3] else int(cut[2]), where, split)
+    if first is not None:
+        draft.set("data.max_rows", first, where, split)
     if rest and "[" not in rest and other.get("source") == (given[0] or {}).get("source"):
         draft.set("data.validation_split", rest, file.source.at("dataset_val"), "dataset_val")
         return

@@ -322,7 +322,8 @@ def read_best(file: TrainerFile) -> None:
 def read_accuracy(file: TrainerFile, name: str) -> None:
     """Measure the share of tokens that are right, which the tool does by this key."""
     if file.draft.get("eval.every_steps"):
-        file.put(name, {"eval.metrics": ["perplexity", "accuracy"]})
+        others = [each for each in file.draft.get("eval.metrics") or ["perplexity"] if each != "accuracy"]
+        file.put(name, {"eval.metrics": [*others, "accuracy"]})
 
 
 # What the built-in trainer's FSDP does by itself, or does not have; the training is the same.
