@@ -80,18 +80,13 @@ def write_corpus(folder: Path) -> None:
         (folder / f"{number:04}.txt").write_text(" ".join(words))
 
 
-def write_settings(run_dir: Path, case: Case, corpus: Path) -> Path:
+def write_settings(
+    run_dir: Path, case: Case, corpus: Path, global_batch: int = GLOBAL_BATCH, micro: int = MICRO
+) -> Path:
     """The run directory's trainer.json, and deepspeed.json where the strategy wants it, as a plan would write them."""
     run_dir.mkdir(parents=True)
-    sections = {**RECIPE, "strategy": dict(case.strategy)}
-    for name, changes in (case.changes or {}).items():
-        sections[name] = dict(changes) if "kind" in changes else {**sections.get(name, {}), **changes}
-    if "kind" not in sections["data"]:
-        sections["data"] = {"path": str(corpus), "cache": str(corpus.parent / "cache"), **sections["data"]}
-    elif sections["data"]["kind"] == "dataset":
-        sections["data"] = {"cache": str(corpus.parent / "cache"), **sections["data"]}
-    recipe = Recipe.model_validate(with_kinds(sections))
-    batch = BatchArithmetic(GLOBAL_BATCH, MICRO, GLOBAL_BATCH // MICRO // case.ranks, case.ranks, eval_micro=4)
+    context = decided(case, corpus, global_batch, micro)
+    recipe, batch = context.recipe, context.batch
     zero = recipe.strategy.kind.startswith("zero")
     settings = {
         "recipe": recipe.model_dump(mode="json", by_alias=True),
@@ -102,15 +97,25 @@ def write_settings(run_dir: Path, case: Case, corpus: Path) -> Path:
         "deepspeed": "deepspeed.json" if zero else None,
     }
     if zero:
-        content, _ = deepspeed_config(_decided(recipe, batch), "builtin")
+        content, _ = deepspeed_config(context, "builtin")
         (run_dir / "deepspeed.json").write_text(json.dumps(content))
     path = run_dir / "trainer.json"
     path.write_text(json.dumps(settings))
     return path
 
 
-def _decided(recipe: Recipe, batch: BatchArithmetic) -> Context:
-    """As much of a plan's decisions as DeepSpeed's file follows from."""
+def decided(case: Case, corpus: Path, global_batch: int = GLOBAL_BATCH, micro: int = MICRO) -> Context:
+    """As much of a plan's decisions as the trainer's and DeepSpeed's files follow from."""
+    sections = {**RECIPE, "strategy": dict(case.strategy)}
+    for name, changes in (case.changes or {}).items():
+        sections[name] = dict(changes) if "kind" in changes else {**sections.get(name, {}), **changes}
+    if "kind" not in sections["data"]:
+        sections["data"] = {"path": str(corpus), "cache": str(corpus.parent / "cache"), **sections["data"]}
+    elif sections["data"]["kind"] == "dataset":
+        sections["data"] = {"cache": str(corpus.parent / "cache"), **sections["data"]}
+    recipe = Recipe.model_validate(with_kinds(sections))
+    accumulation = global_batch // micro // case.ranks
+    batch = BatchArithmetic(global_batch, micro, accumulation, case.ranks, eval_micro=4)
     base = _without_persistence(recipe)
     resolved = Resolved(recipe, {}, {}, {} if base is None else {"strategy.config": base})
     facts = Facts(sys.platform, "", "", "", sys.executable, batch.ranks, 0)

@@ -11,15 +11,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.training import MakeSettings, trained
+from trainkit.machine.accelerators import GPUS, peak
 from trainkit.trainer.checkpoint.saving import Checkpoints
 from trainkit.trainer.metrics.evaluation import Evaluation
 from trainkit.trainer.metrics.speed import (
-    GPUS,
     DataWaiting,
     Totals,
     TrainingFlops,
     flops_per_token,
-    peak,
     steady,
     training_flops,
 )
@@ -230,5 +229,6 @@ def test_a_gpu_is_known_by_its_whole_name(name: str, teraflops: float | None) ->
 def test_every_gpu_names_its_source_and_is_faster_in_fewer_bits() -> None:
     for gpu in GPUS:
         assert gpu.source
-        assert gpu.half > gpu.fp32 > 0
+        assert gpu.bandwidth > gpu.link > 0
+        assert gpu.half is None or gpu.half > gpu.fp32 > 0
     assert peak("Tesla V100-SXM2-16GB", "tf32") is None

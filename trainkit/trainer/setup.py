@@ -31,7 +31,7 @@ from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
 from trainkit.trainer.metrics.scores import usable_metrics
 from trainkit.trainer.metrics.speed import TrainingFlops, training_flops
-from trainkit.trainer.models import MODELS
+from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.quantized import compute_in
@@ -251,23 +251,34 @@ def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:
 
 
 def prepared_model(settings: Settings) -> Model:
-    """The model of the recipe with the techniques that work on it, on the CPU; weights as of torch's generator."""
-    recipe = settings.recipe
+    """The model of a run; see :func:`made_model`."""
+    return made_model(settings.recipe, settings.dtype, settings.device)
+
+
+def made_model(recipe: Recipe, dtype: str, device: str) -> Model:
+    """The model of the recipe with the techniques that work on it, on the CPU; weights as of torch's generator.
+
+    dtype: of the computation. device: where weights are quantised, for on a CPU it takes a minute for 10^9 of them;
+    `meta` for a model without weights.
+    """
     bits = quantized_bits(recipe)
-    # Weights are quantised on the device: on a CPU it takes a minute for 10^9 of them.
-    where = {"device": settings.device} if bits else {}
-    model = MODELS[recipe.model.kind](recipe, **where)
+    if device == "meta":
+        model = skeleton(recipe)
+    else:
+        where = {"device": device} if bits else {}
+        model = MODELS[recipe.model.kind](recipe, **where)
     if recipe.model.kind != "hf":  # which is read in that format
         model.to(DTYPES[recipe.precision.weights])
     model.loss_function, model.custom_loss = loss_function(recipe), recipe.train.loss is not None
     require_blocks(model, recipe)
     if recipe.peft.kind == "lora":
-        model.base = base_fingerprint(model)
+        if device != "meta":
+            model.base = base_fingerprint(model)
         add_adapters(model, recipe.peft)
-        if recipe.peft.path is not None:
+        if recipe.peft.path is not None and device != "meta":
             load_adapters(model, Path(recipe.peft.path))
     if bits:
-        compute_in(model, DTYPES[settings.dtype])
+        compute_in(model, DTYPES[dtype])
     model.join_loss()
     # In this order: adapters add modules to the blocks, checkpointing replaces the blocks' forward, and torch.compile
     # traces what is there by then.
@@ -276,7 +287,7 @@ def prepared_model(settings: Settings) -> Model:
             model.blocks,
             recipe.efficiency.gradient_checkpointing,
             dropout=model.stochastic,
-            watched=not recipe.efficiency.compile.enabled,
+            watched=not recipe.efficiency.compile.enabled and device != "meta",
         )
     if recipe.efficiency.compile.enabled:
         compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)

@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
+from trainkit.machine.accelerators import Format, peak
 from trainkit.trainer.data.source import Batch, sample_length
 from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.settings import Settings
 
-Format = Literal["fp32", "tf32", "16 bits"]
 TOKENS = ("tokens", "input_ids")  # the names of model inputs that hold tokens
-
-
-class PeakRates(NamedTuple):
-    """The peak rates of a kind of GPU. name: pattern for the driver's full name, which MIG instances do not match.
-
-    fp32, tf32, half: 10^12 operations a second without sparsity; half: 16-bit products with 32-bit sums.
-    source: the document with the figures.
-    """
-
-    name: str
-    fp32: float
-    tf32: float | None  # None before Ampere
-    half: float
-    source: str
-
-
-_GA102 = "NVIDIA Ampere GA102 GPU architecture white paper 2.1"
-_H100 = "NVIDIA H100 Tensor Core GPU architecture white paper 1.04"
-
-GPUS: tuple[PeakRates, ...] = (
-    PeakRates(r"Tesla V100-SXM2-\d+GB", 15.7, None, 125, "NVIDIA V100 data sheet, January 2020"),
-    PeakRates(r"Tesla V100-PCIE-\d+GB", 14, None, 112, "NVIDIA V100 data sheet, January 2020"),
-    PeakRates(r"Tesla T4", 8.1, None, 65, "NVIDIA T4 data sheet, March 2019"),
-    PeakRates(r"NVIDIA A100[- ].*(40|80)GB.*", 19.5, 156, 312, "NVIDIA A100 data sheet, May 2022"),
-    PeakRates(r"NVIDIA A30", 10.3, 82, 165, "NVIDIA A30 data sheet, March 2022"),
-    PeakRates(r"NVIDIA A40", 37.4, 74.8, 149.7, "NVIDIA A40 data sheet, June 2021"),
-    PeakRates(r"NVIDIA A10", 31.2, 62.5, 125, "NVIDIA A10 data sheet, March 2021"),
-    PeakRates(r"NVIDIA RTX A6000", 38.7, 77.4, 154.8, f"{_GA102}, table 10"),
-    PeakRates(r"NVIDIA L4", 30.3, 60, 121, "NVIDIA L4 data sheet, halved from sparse"),
-    PeakRates(r"NVIDIA L40", 90.5, 90.5, 181, "NVIDIA L40 data sheet, January 2023"),
-    PeakRates(r"NVIDIA L40S", 91.6, 183, 362, "NVIDIA L40S data sheet, August 2023"),
-    PeakRates(r"NVIDIA GeForce RTX 3090", 35.6, 35.6, 71, f"{_GA102}, table 9"),
-    PeakRates(r"NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, "NVIDIA Ada GPU architecture white paper 2.1, table 2"),
-    PeakRates(r"NVIDIA H100( 80GB HBM3| SXM.*)", 66.9, 494.7, 989.4, f"{_H100}, table 2"),
-    PeakRates(r"NVIDIA H100 PCIe", 51.2, 378, 756, f"{_H100}, table 2"),
-    PeakRates(r"NVIDIA H100 NVL", 60, 417.5, 835, "NVIDIA H100 data sheet, halved from sparse"),
-    PeakRates(r"NVIDIA H200", 67, 494.5, 989.5, "NVIDIA H200 data sheet, halved from sparse"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +44,6 @@ def training_flops(model: Model, settings: Settings, device: torch.device) -> Tr
     tf32 = settings.dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32
     used: Format = "tf32" if tf32 else "fp32" if settings.dtype == "fp32" else "16 bits"
     return TrainingFlops(flops, peak(torch.cuda.get_device_name(device), used))
-
-
-def peak(name: str, used: Format) -> float | None:
-    """Peak operations a second of the GPU with this driver name; None without a data sheet, or without the unit."""
-    # MIG instances of an A100 would match the pattern of the whole GPU.
-    gpu = next((gpu for gpu in GPUS if re.fullmatch(gpu.name, name)), None) if "MIG" not in name else None
-    teraflops = {"fp32": gpu.fp32, "tf32": gpu.tf32, "16 bits": gpu.half}[used] if gpu else None
-    return None if teraflops is None else teraflops * 1e12
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float | None:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from trainkit.data.encode import IGNORE_INDEX
+from trainkit.trainer.tracing.stand_in import autocast_format, device_type, without_autocast
 
 # Logits below this are computed whole, in one kernel each.
 FEW = 1 << 22
@@ -32,8 +33,8 @@ def linear_cross_entropy(
     of the autocast around it, or else of `hidden`; softmax and sums in fp32, as of logits that are cast to fp32.
     """
     hidden, weight, bias = layer
-    rows, targets, device = hidden.flatten(0, -2), targets.flatten(), hidden.device.type
-    asked = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
+    rows, targets = hidden.flatten(0, -2), targets.flatten()
+    asked = autocast_format(hidden) or rows.dtype
     large = rows.shape[0] * weight.shape[0] > FEW
     if large and at_most is not None:
         rows, targets = _counted(rows, targets, at_most)
@@ -41,7 +42,7 @@ def linear_cross_entropy(
     if not large or asked == torch.float16:
         logits = functional.linear(rows, weight, bias)
         return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    with torch.autocast(device, enabled=False):
+    with without_autocast(hidden):
         cast = [each if each is None else each.to(asked) for each in (rows, weight, bias)]
         loss: Tensor = _Chunked.apply(*cast, targets)  # type: ignore[no-untyped-call]
     return loss
@@ -67,7 +68,7 @@ class _Chunked(torch.autograd.Function):
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
         for_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        size = max(1, AT_A_TIME.get(hidden.device.type, FEW) // weight.shape[0])
+        size = max(1, AT_A_TIME.get(device_type(hidden), FEW) // weight.shape[0])
         for first in range(0, hidden.shape[0], size):
             rows, truth = hidden[first : first + size], targets[first : first + size]
             shares = functional.linear(rows, weight, bias).log_softmax(dim=-1, dtype=torch.float32)

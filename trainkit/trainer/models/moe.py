@@ -30,11 +30,16 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: (rows, width), sorted by expert; counts: rows of each expert."""
         # `tolist` waits for the device: the rows of each expert are shapes, which only the host can know.
-        shares = torch.split(x, counts.tolist())
+        shares = torch.split(x, even(x.shape[0], len(counts)) if counts.is_meta else counts.tolist())
         outputs = [
             functional.gelu(share @ up) @ down for share, up, down in zip(shares, self.up, self.down, strict=True)
         ]
         return torch.cat(outputs)
+
+
+def even(rows: int, experts: int) -> list[int]:
+    """Rows of each expert where they are routed evenly, as in a trace, which knows no values."""
+    return [rows // experts + (number < rows % experts) for number in range(experts)]
 
 
 class MixtureOfExperts(nn.Module):

@@ -1,0 +1,21 @@
+"""The memory of a rank of a run, moment by moment, from a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainkit.foresight.strategies import Replicated, Run, Sharded, Whole
+from trainkit.foresight.trace import Trace
+
+ALIKE = 3  # micro steps: those between the second and the last are like the second
+STEPS = 2  # the first makes the optimizer's state, and the second is like all that follow
+STRATEGIES: Mapping[str, type[Whole]] = {"single": Whole, "ddp": Replicated, "fsdp": Sharded}
+
+
+def simulate(trace: Trace, run: Run) -> Whole:
+    """The strategy after two optimizer steps, with the timelines of its device and its host."""
+    made = STRATEGIES[run.strategy](trace, run)
+    made.start()
+    for _ in range(STEPS):
+        made.step(min(run.accumulation, ALIKE))
+    return made

@@ -1,0 +1,107 @@
+"""The time of a step: an operator takes as long as its arithmetic, its memory traffic or its start, whatever is most.
+
+The roofline model (Williams, Waterman and Patterson 2009), with the share of each peak that large kernels reach.
+Collectives are as a ring of NCCL moves them: (n - 1) / n of the bytes for a gather or a scatter, twice that for an
+all-reduce (NVIDIA nccl-tests, doc/PERFORMANCE.md); they run beside the computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainkit.foresight.strategies import BYTES, Run
+from trainkit.foresight.trace import Trace, Work
+from trainkit.foresight.updates import Tensor, state
+from trainkit.machine.accelerators import Accelerator
+
+ARITHMETIC, TRAFFIC, CONNECTION = 0.7, 0.85, 0.75  # shares of the peaks of data sheets that are reached
+DISPATCH = 6e-6  # seconds that an operator takes to start on a GPU at least
+HOST_LINK = 20e9  # bytes a second between a GPU and the machine's memory (PCIe 4, 16 lanes)
+BETWEEN_NODES = 25e9  # bytes a second of a GPU to another machine, of an adapter of 200 Gbit/s
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a device reaches. flops: operations a second by format; bandwidth, link: bytes a second.
+
+    dispatch: seconds of an operator at least. measured: whether it was, on this very card.
+    """
+
+    flops: Mapping[str, float] = field(default_factory=dict)
+    bandwidth: float = 1.0
+    link: float = BETWEEN_NODES
+    dispatch: float = DISPATCH
+    measured: bool = False
+
+    @classmethod
+    def of(cls, card: Accelerator, *, tf32: bool = False) -> Pace:
+        """By the data sheet."""
+        full = (card.tf32 or card.fp32) if tf32 else card.fp32
+        half = card.half or card.fp32
+        rates = {"fp32": full, "bf16": half if card.tf32 else card.fp32, "fp16": half}
+        flops = {name: rate * 1e12 * ARITHMETIC for name, rate in rates.items()}
+        return cls(flops, card.bandwidth * 1e9 * TRAFFIC, card.link * 1e9 * CONNECTION)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of an optimizer step. waiting: of these for other ranks, where computation does not cover it."""
+
+    computing: float
+    updating: float
+    waiting: float
+
+    @property
+    def total(self) -> float:
+        return self.computing + self.updating + self.waiting
+
+
+def seconds(work: tuple[Work, ...], pace: Pace) -> float:
+    """Of operators one after the other."""
+    total = 0.0
+    for each in work:
+        rate = pace.flops.get(each.format) or pace.flops["fp32"]
+        total += each.count * max(each.flops / rate, each.bytes / pace.bandwidth, pace.dispatch)
+    return total
+
+
+def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
+    """An optimizer step of a rank."""
+    computing = run.accumulation * seconds(trace.work, pace) + seconds(trace.copied, pace)
+    share = 1 / run.ranks if run.strategy in ("fsdp", "zero1", "zero2", "zero3") else 1.0
+    mine = share * sum(each.bytes for each in trace.trained)
+    tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in trace.trained]
+    kept = [state(run.optimizer, each, run.momentum) for each in tensors]
+    states = share * sum(size for sizes in kept for size in sizes or ())
+    # Gradients are read twice (the norm), weights and state are read and written.
+    moved = 2 * mine + 2 * mine + 2 * states
+    offloaded = any(run.options.get(name) not in (None, False, "none") for name in
+                    ("offload", "offload_optimizer", "offload_param"))  # fmt: skip
+    updating = moved / (HOST_LINK if offloaded else pace.bandwidth)
+    return StepTime(computing, updating, max(0.0, traffic(trace, run) / _link(run, pace) - computing))
+
+
+def traffic(trace: Trace, run: Run) -> float:
+    """Bytes that a rank sends in a step."""
+    if run.ranks == 1:
+        return 0.0
+    share = (run.ranks - 1) / run.ranks
+    low = BYTES[run.dtype]
+    weights = sum(each.size for each in trace.parameters) * low
+    values = sum(each.size for each in trace.trained)
+    reduced = values * (low if run.options.get("reduce_dtype") == "same" else 4)
+    if run.strategy == "ddp":
+        return 2 * share * reduced
+    if run.strategy == "fsdp":
+        gathers = 1 if run.options.get("sharding") in ("shard_grad_op", "hybrid_shard_zero2") else 2
+        reductions = run.accumulation if run.options.get("reduce_gradients", "each_micro_step") != "once" else 1
+        return share * (run.accumulation * gathers * weights + reductions * reduced)
+    if run.strategy == "zero3":
+        return share * run.accumulation * (2 * weights + values * low)
+    reductions = 1 if run.strategy == "zero1" else run.accumulation
+    return share * (2 * reductions * values * low + values * low)
+
+
+def _link(run: Run, pace: Pace) -> float:
+    return pace.link if run.local >= run.ranks else min(pace.link, BETWEEN_NODES)

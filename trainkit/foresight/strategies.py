@@ -1,0 +1,352 @@
+"""What a strategy adds to a micro step: shards, gathered weights, buckets, reduced gradients; as events of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.foresight.timeline import Timeline
+from trainkit.foresight.trace import (
+    BATCH,
+    COMMUNICATION,
+    COPIES,
+    GRADIENTS,
+    PARAMETERS,
+    STATE,
+    TEMPORARIES,
+    Events,
+    Kind,
+    Parameter,
+    Trace,
+    pairs,
+)
+from trainkit.foresight.updates import Tensor, state, temporaries
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+GATHER, REDUCE = 1, 2  # streams of FSDP's collectives: their memory is not the computation's to reuse
+# cuBLAS's own memory, one in each of the two threads that compute (aten/src/ATen/cuda/CublasHandlePool.cpp)
+WORKSPACE = {True: 32 * 2**20 + 1024, False: 4096 * 1024 * 2 + 16 * 8 * 1024}  # from Hopper on, and before
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What of a plan decides a rank's memory, beside the trace.
+
+    ranks: of the world; local: of a machine. dtype: of the computation, weights: of the parameters. options: the
+    recipe's strategy section. deepspeed: the planned settings of its engine.
+    """
+
+    strategy: str = "single"
+    ranks: int = 1
+    local: int = 1
+    accumulation: int = 1
+    dtype: str = "fp32"
+    weights: str = "fp32"
+    device: str = "cuda"
+    capability: tuple[int, int] = (9, 0)
+    optimizer: str = "adamw_torch"
+    momentum: float = 0.9
+    options: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Whole:
+    """Every rank holds the whole model: `single`.
+
+    `host` is the memory of the machine that the rank takes beside its GPU; on a CPU both are one.
+    """
+
+    def __init__(self, trace: Trace, run: Run) -> None:
+        self.trace, self.run = trace, run
+        self.device = Timeline()
+        self.host = self.device if run.device == "cpu" else Timeline()
+        self.last = True  # whether the micro step is the last of its step
+
+    def start(self) -> None:
+        """What is there before the first step."""
+        for number, each in enumerate(self.trace.parameters):
+            self.device.take(("parameter", number), each.bytes, PARAMETERS)
+        self._common()
+
+    def _common(self) -> None:
+        self.device.take("buffers", self.trace.buffers, PARAMETERS)
+        if self.run.device == "cuda":
+            for thread in ("forward", "backward"):
+                size = WORKSPACE[self.run.capability >= (9, 0)]
+                self.device.take(("cublas", thread), size, TEMPORARIES, operator="cuBLAS")
+
+    def step(self, micro_steps: int) -> None:
+        """An optimizer step."""
+        self.device.take("batch", self.trace.batch * self.run.accumulation, BATCH)
+        for number in range(micro_steps):
+            self.last = number == micro_steps - 1
+            self.micro_step(self.trace.further if number else self.trace.first)
+        for storage, part in enumerate(self.trace.parts):
+            if part == COPIES:
+                self.device.drop(storage)
+        self.device.begin("update")
+        self.update()
+
+    def micro_step(self, events: Events) -> None:
+        """Play the events of a micro step, and act at those that a strategy waits for."""
+        memory, trace = self.device, self.trace
+        sizes, parts, operators, names = trace.sizes, trace.parts, trace.operators, trace.names
+        taken: set[int] = set()
+        for kind, number in pairs(events):
+            if kind == Kind.TAKE:
+                memory.take(number, sizes[number], parts[number], 0, names[operators[number]])
+                taken.add(number)
+            elif kind == Kind.FREE:
+                memory.drop(number)
+                taken.discard(number)
+            else:
+                self.at(kind, number)
+        for number in taken:
+            if parts[number] not in (GRADIENTS, COPIES):
+                memory.drop(number)
+
+    def at(self, kind: int, number: int) -> None:
+        """Act at an event that takes no memory by itself."""
+        if kind == Kind.FORWARD:
+            self.device.begin("forward")
+        elif kind == Kind.BACKWARD:
+            self.device.begin("backward")
+
+    def gradients(self) -> Iterable[int]:
+        """The storages of gradients."""
+        return self.trace.gradients
+
+    def update(self) -> None:
+        """The optimizer's step; gradients are given back."""
+        self.optimize(self.device, self.tensors())
+        for storage in self.gradients():
+            self.device.drop(storage)
+
+    def tensors(self) -> list[Tensor]:
+        """What this rank updates."""
+        return [Tensor(each.shape, int(each.item), each.embedding) for each in self.trace.trained]
+
+    def optimize(self, memory: Timeline, tensors: Sequence[Tensor]) -> None:
+        """State is made in the first step, and stays."""
+        run = self.run
+        if not memory.holds("stepped"):
+            memory.take("stepped", 1, STATE)
+            for number, each in enumerate(tensors):
+                for place, size in enumerate(state(run.optimizer, each, run.momentum) or ()):
+                    memory.take(("state", number, place), size, STATE, operator="optimizer")
+        # Decayed tensors and others are two groups.
+        groups = [[each for each in tensors if (len(each.shape) > 1) is decayed] for decayed in (True, False)]
+        size = temporaries(run.optimizer, groups, "cpu" if memory is not self.device else run.device)
+        memory.take("stepping", size, TEMPORARIES, operator="optimizer")
+        memory.drop("stepping")
+
+
+class Replicated(Whole):
+    """`ddp`: gradients lie in buckets, which stay; until the last micro step they are beside those that accumulate."""
+
+    def start(self) -> None:
+        super().start()
+        for number, each in enumerate(self.trace.parameters):
+            if each.trained:
+                self.device.take(("bucket", number), each.bytes, GRADIENTS)
+        self._of = {number: storage for storage, number in self.trace.gradients.items()}
+
+    def at(self, kind: int, number: int) -> None:
+        super().at(kind, number)
+        if kind == Kind.READY and self.last and number in self._of:
+            self.device.drop(self._of[number])  # copied into its bucket
+        elif kind == Kind.END and self.last and self.run.options.get("reduce_dtype") == "same":
+            bucket = min(self.run.options.get("bucket_mb", 25) * 2**20, sum(each.bytes for each in self.trace.trained))
+            self.device.take("sent", int(bucket * BYTES[self.run.dtype] / 4), COMMUNICATION)
+            self.device.drop("sent")
+
+
+ROOT = -1  # the unit of what no other holds
+
+
+class Sharded(Whole):
+    """`fsdp` (FSDP2): torch/distributed/fsdp/_fully_shard, _fsdp_param_group.py and _fsdp_collectives.py.
+
+    A unit is gathered into one buffer, from which its parameters are copied. In forward the buffer lives until the next
+    unit's copy; in backward the next unit's buffer is filled while one computes.
+    """
+
+    def start(self) -> None:
+        trace, run = self.trace, self.run
+        units = [each for each in trace.modules if each.unit]
+        self._numbers = {number: place for place, number in
+                         enumerate(number for number, each in enumerate(trace.modules) if each.unit)}  # fmt: skip
+        taken: set[int] = set()
+        self._units: dict[int, list[int]] = {}
+        # An outer unit holds what its inner ones leave.
+        for place, unit in sorted(enumerate(units), key=lambda each: len(each[1].all)):
+            self._units[place] = [number for number in unit.all if number not in taken]
+            taken.update(unit.all)
+        self._units[ROOT] = [number for number in range(len(trace.parameters)) if number not in taken]
+        self._keeps = run.options.get("sharding") in ("shard_grad_op", "hybrid_shard_zero2")
+        hybrid = str(run.options.get("sharding", "")).startswith("hybrid")
+        self._ranks = run.local if hybrid else run.ranks
+        self._casts = run.dtype != "fp32" and run.weights == "fp32"
+        self._each = run.options.get("reduce_gradients", "each_micro_step") == "each_micro_step"
+        self._offloads = bool(run.options.get("offload")) and self.host is not self.device
+        self._wide = run.dtype != "fp32" and run.options.get("reduce_dtype", "fp32") == "fp32"
+        self._of = {number: storage for storage, number in trace.gradients.items()}
+        self._order: list[int] = []  # of the forward pass
+        self._gathered_last: int | None = None
+        self._reduced_last: int | None = None
+        self._backward = False
+        self._finished: set[int] = set()
+        home = self.host if self._offloads else self.device
+        for number, each in enumerate(trace.parameters):
+            home.take(("shard", number), self._shard(each) * int(each.item) + each.scales, PARAMETERS)
+        self._common()
+
+    def _shard(self, parameter: Parameter) -> int:
+        """Values of a rank's share, padded to that of the first."""
+        first, *rest = parameter.shape or (1,)
+        size = -(-first // self._ranks)
+        for each in rest:
+            size *= each
+        return size
+
+    def _low(self, number: int) -> float:
+        """Bytes of a value in the computation."""
+        item = self.trace.parameters[number].item
+        return BYTES[self.run.dtype] if self._casts and item == 4 else item
+
+    def _gather(self, unit: int) -> None:
+        """Fill a unit's buffer."""
+        memory, parameters = self.device, self.trace.parameters
+        if memory.holds(("gathered", unit)) or self._is_whole(unit):
+            return
+        mine = {number: self._shard(parameters[number]) for number in self._units[unit]}
+        if self._offloads:
+            own = sum(size * int(parameters[number].item) for number, size in mine.items())
+            memory.take("uploaded", own, COMMUNICATION, GATHER)
+        low = int(sum(size * self._low(number) for number, size in mine.items()))
+        if self._casts:
+            memory.take("cast", low, COMMUNICATION, GATHER)
+        memory.take(("gathered", unit), low * self._ranks, COMMUNICATION, GATHER, "all-gather")
+        memory.drop("cast")
+        memory.drop("uploaded")
+
+    def _is_whole(self, unit: int) -> bool:
+        return any(self.device.holds(("whole", number)) for number in self._units[unit])
+
+    def _unshard(self, unit: int) -> None:
+        """Gather a unit if need be, and copy its parameters out of the buffer."""
+        memory = self.device
+        if self._is_whole(unit) or not self._units[unit]:
+            return
+        self._gather(unit)
+        if not self._backward and self._gathered_last is not None:
+            memory.drop(("gathered", self._gathered_last))
+        for number in self._units[unit]:
+            size = self._shard(self.trace.parameters[number]) * self._ranks * self._low(number)
+            memory.take(("whole", number), int(size), PARAMETERS, operator="all-gather")
+        if self._backward:
+            memory.drop(("gathered", unit))
+        else:
+            self._gathered_last = unit
+
+    def _reshard(self, unit: int) -> None:
+        for number in self._units[unit]:
+            self.device.drop(("whole", number))
+
+    def at(self, kind: int, number: int) -> None:
+        super().at(kind, number)
+        unit = self._numbers.get(number, ROOT)
+        if kind == Kind.FORWARD:
+            self._backward, self._order, self._finished = False, [], set()
+            self._unshard(ROOT)
+        elif kind == Kind.ENTER and not self._backward and unit != ROOT:
+            self._unshard(unit)
+            ahead = self.run.options.get("prefetch", 1)
+            if ahead > 1:
+                for following in range(unit + 1, min(unit + 1 + ahead, len(self._units) - 1)):
+                    self._gather(following)
+        elif kind == Kind.LEAVE and not self._backward and unit != ROOT:
+            if not self._keeps:
+                self._reshard(unit)
+            self._order.append(unit)
+        elif kind == Kind.BACKWARD:
+            if self._gathered_last is not None:
+                self.device.drop(("gathered", self._gathered_last))
+                self._gathered_last = None
+            self._backward = True
+            self._ahead(len(self._order))
+        elif kind == Kind.REACH and unit != ROOT:
+            self._unshard(unit)
+            self._ahead(self._order.index(unit) if unit in self._order else 0)
+        elif kind == Kind.AFTER and unit != ROOT:
+            self._scatter(unit)
+        elif kind == Kind.END:
+            for each in (ROOT, *self._order):
+                if each not in self._finished:
+                    self._scatter(each)
+            if self._reduced_last is not None:
+                self.device.drop(("reduced", self._reduced_last))
+                self._reduced_last = None
+            for each in self._units:
+                self.device.drop(("gathered", each))
+
+    def _ahead(self, place: int) -> None:
+        """Fill the buffers of the units before one in the order of forward."""
+        for each in self._order[max(0, place - int(self.run.options.get("prefetch", 1))) : place][::-1]:
+            self._gather(each)
+
+    def _scatter(self, unit: int) -> None:
+        """A unit's gradients are whole: its parameters go, and the gradients are reduced to shards of them."""
+        memory, parameters = self.device, self.trace.parameters
+        self._finished.add(unit)
+        trained = [number for number in self._units[unit] if number in self._of]
+        reduces = self.last or self._each
+        if not reduces:
+            for number in trained:
+                if self._wide:
+                    if not memory.holds(("summed", number)):
+                        memory.take(("summed", number), parameters[number].size * 4, GRADIENTS)
+                    memory.drop(self._of[number])
+                elif memory.holds(("summed", number)):
+                    memory.drop(self._of[number])
+                else:
+                    memory.take(("summed", number), int(parameters[number].size * self._low(number)), GRADIENTS)
+                    memory.drop(self._of[number])
+            self._reshard(unit)
+            return
+        self._reshard(unit)
+        if self._reduced_last is not None:
+            memory.drop(("reduced", self._reduced_last))
+        if not trained:
+            return
+        sizes = {number: self._shard(parameters[number]) for number in trained}
+        low = {number: 4 if self._wide else self._low(number) for number in trained}
+        mine = int(sum(sizes[number] * low[number] for number in trained))
+        memory.take(("reduced", unit), mine * self._ranks, COMMUNICATION, operator="reduce-scatter")
+        for number in trained:
+            memory.drop(self._of[number])
+            memory.drop(("summed", number))
+        self._reduced_last = unit
+        final = int(sum(sizes[number] * parameters[number].item for number in trained))
+        name = ("gradient", unit)
+        home = self.host if self._offloads else memory
+        memory.take("scattered", mine, GRADIENTS, REDUCE, "reduce-scatter")
+        if final != mine:
+            memory.take("widened", final, GRADIENTS, REDUCE)
+            memory.drop("scattered")
+        if home.holds(name):  # added to those of earlier micro steps
+            memory.drop("widened")
+            memory.drop("scattered")
+            return
+        memory.drop("widened")
+        memory.drop("scattered")
+        home.take(name, final, GRADIENTS, REDUCE, "reduce-scatter")
+
+    def update(self) -> None:
+        shares = [Tensor((-(-(each.shape or (1,))[0] // self._ranks), *each.shape[1:]), int(each.item), each.embedding)
+                  for each in self.trace.trained]  # fmt: skip
+        home = self.host if self._offloads else self.device
+        self.optimize(home, shares)
+        for unit in self._units:
+            home.drop(("gradient", unit))

@@ -1,0 +1,206 @@
+"""Records which storages come and go while operators run on the meta device, and the work of each operator."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from trainkit.foresight.trace import ACTIVATIONS, TEMPORARIES, Kind
+
+_ATEN = torch.ops.aten
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# Answered by the operators themselves, for they are views or say nothing of memory.
+_AS_THEY_ARE = (_ATEN.detach.default, _ATEN.lift_fresh.default)
+
+
+def _flash_workspace(args: Sequence[Any]) -> list[int]:
+    """Bytes that FlashAttention 2 takes in backward: the sum for dq in fp32, and dk, dv of each query head."""
+    # Tri Dao's flash_api.cpp (mha_bwd): rows rounded to 128, columns to 32.
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    rows, columns = -(-length // 128) * 128, -(-width // 32) * 32
+    sizes = [batch * heads * rows * columns * 4, batch * heads * rows * 4]
+    if key.shape[1] != heads:
+        sizes += [batch * heads * key.shape[2] * width * query.element_size()] * 2
+    return sizes
+
+
+def _efficient_workspace(args: Sequence[Any]) -> list[int]:
+    """Bytes that the memory-efficient kernel takes in backward: a row's sum, and dq in fp32 for 16-bit inputs."""
+    query = args[1]
+    batch, heads, length, width = query.shape
+    return [batch * heads * length * 4] + [batch * heads * length * width * 4] * (query.element_size() == 2)
+
+
+# Memory that a kernel of CUDA takes and gives back by itself.
+WORKSPACES: Mapping[Any, Callable[[Sequence[Any]], list[int]]] = {
+    _ATEN._scaled_dot_product_flash_attention_backward.default: _flash_workspace,
+    _ATEN._scaled_dot_product_efficient_attention_backward.default: _efficient_workspace,
+}
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """events: (kind, number), one after the other. part: of the storages that operators make from now on."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[int] = []
+        self.sizes: list[int] = []
+        self.parts: list[int] = []
+        self.operators: list[int] = []
+        self.names: dict[str, int] = {}
+        self.work: Counter[tuple[float, float, str]] = Counter()
+        self.copied: Counter[tuple[float, float, str]] = Counter()
+        self.part, self.copying = TEMPORARIES, False
+        self._cuda = device == "cuda"
+        self._live: dict[int, int] = {}  # storage -> number
+        self._watched: dict[int, Any] = {}
+        self._kinds: dict[Any, str] = {}
+        self._known: dict[Any, Any] = {}
+
+    # -- storages
+
+    def exclude(self, tensors: Sequence[Tensor]) -> None:
+        """These are no memory of the micro step: parameters and buffers, which the estimate counts itself."""
+        for tensor in tensors:
+            self._live[tensor.untyped_storage()._cdata] = -1
+
+    def number(self, tensor: Tensor) -> int | None:
+        """That of a tensor's storage; None for one that is excluded or was never met."""
+        found = self._live.get(tensor.untyped_storage()._cdata, -1)
+        return found if found >= 0 else None
+
+    def mark(self, kind: Kind, number: int = 0) -> None:
+        self.events += (kind, number)
+
+    def _take(self, storage: Any, size: int, operator: str) -> None:
+        key = storage._cdata
+        number = self._new(size, operator)
+        self._live[key] = number
+        self._watched[key] = weakref.ref(storage, lambda _: self._gone(key))
+
+    def _new(self, size: int, operator: str) -> int:
+        number = len(self.sizes)
+        self.sizes.append(size)
+        self.parts.append(self.part)
+        self.operators.append(self.names.setdefault(operator, len(self.names)))
+        self.events += (Kind.TAKE, number)
+        return number
+
+    def _gone(self, key: int) -> None:
+        self._watched.pop(key, None)
+        self.events += (Kind.FREE, self._live.pop(key))
+
+    # -- operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ATEN._local_scalar_dense.default:  # no value is known; those who look at masks want a yes
+            return True if args[0].dtype is torch.bool else 1
+        out = self._answer(func, args, kwargs or {})
+        if self._cuda and func in WORKSPACES:
+            for number in [self._new(size, func.__name__) for size in WORKSPACES[func](args)]:
+                self.events += (Kind.FREE, number)
+        fresh = 0
+        outputs = out if isinstance(out, tuple | list) else (out,)
+        tensors = [each for each in outputs if isinstance(each, Tensor)]
+        for each in tensors:
+            storage = each.untyped_storage()
+            if storage._cdata not in self._live:
+                size = storage.nbytes()
+                fresh += size
+                self._take(storage, size, func.__name__)
+        if fresh or func._schema.is_mutable:  # views do no work
+            self._count(func, args, kwargs or {}, out, fresh)
+        return out
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any, fresh: int) -> None:
+        """Note the work of an operator. fresh: bytes of what it makes."""
+        inputs, outputs = _tensors(args), _tensors(out if isinstance(out, tuple | list) else (out,))
+        moved = fresh + sum(map(_bytes, inputs)) + (sum(map(_bytes, outputs)) if func._schema.is_mutable else 0)
+        count = flop_registry.get(func._overloadpacket)
+        flops = float(count(*args, **kwargs, out_val=out)) if count else 0.0
+        format = FORMATS.get(inputs[0].dtype, "fp32") if inputs else "fp32"
+        (self.copied if self.copying else self.work)[flops, float(moved), format] += 1
+
+    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The outputs. Kernels of meta are Python and take up to a millisecond: like calls are answered from memory."""
+        kind = self._kinds.get(func) or self._kinds.setdefault(func, _kind(func))
+        if kind == "other":
+            return func(*args, **kwargs)
+        try:
+            key = (func, *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
+            known = self._known.get(key)
+        except TypeError:  # something that cannot be compared
+            return func(*args, **kwargs)
+        if known is None:
+            return self._remember(key, kind, func(*args, **kwargs), args)
+        if known is True:
+            return args[0]
+        several, shapes = known
+        made = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in shapes]
+        return tuple(made) if several else made[0]
+
+    def _remember(self, key: Any, kind: str, out: Any, args: Any) -> Any:
+        outputs = out if isinstance(out, tuple | list) else (out,)
+        if kind == "in place":
+            if out is args[0]:
+                self._known[key] = True
+        elif all(isinstance(each, Tensor) and each.untyped_storage()._cdata not in self._live for each in outputs):
+            shapes = [(each.shape, each.stride(), each.dtype) for each in outputs]
+            if all(_bytes(each) == each.untyped_storage().nbytes() for each in outputs):
+                self._known[key] = isinstance(out, tuple | list), shapes
+        return out
+
+    def survivors(self, begin: int) -> None:
+        """Storages of a forward pass that live into its backward pass are activations. begin: of its events."""
+        backward = False
+        born: set[int] = set()
+        for kind, number in zip(self.events[begin::2], self.events[begin + 1 :: 2], strict=True):
+            if kind == Kind.TAKE and not backward:
+                born.add(number)
+            elif kind == Kind.FREE and not backward:
+                born.discard(number)
+            elif kind == Kind.BACKWARD:
+                backward = True
+        for number in born:
+            if self.parts[number] == TEMPORARIES:
+                self.parts[number] = ACTIVATIONS
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """The tensors among arguments, also those in lists."""
+    flat = [each for value in values for each in (value if isinstance(value, tuple | list) else (value,))]
+    return [each for each in flat if isinstance(each, Tensor)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _kind(func: Any) -> str:
+    """`fresh` for an operator whose outputs are new, `in place` for one that gives its first argument back."""
+    schema = func._schema
+    shares = any(each.alias_info is not None for each in schema.returns)
+    plain = schema.returns and all(str(each.type) == "Tensor" for each in schema.returns)
+    if plain and not schema.is_mutable and not shares and func not in _AS_THEY_ARE:
+        return "fresh"
+    first = schema.arguments[0] if schema.arguments else None
+    if schema.is_mutable and len(schema.returns) == 1 and schema.name.endswith("_") and first and first.alias_info:
+        return "in place"
+    return "other"
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.is_meta
+    if isinstance(value, tuple | list):
+        return tuple(map(_key, value))
+    hash(value)
+    return type(value), value

@@ -1,0 +1,206 @@
+"""Trace a micro step of a recipe: its model and its techniques as a run builds them, on the meta device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainkit.foresight.trace import COPIES, GRADIENTS, Kind, Module, Parameter, Trace, Wanted, Work
+from trainkit.recipe.schema import Compile, Fsdp, HfModel, Recipe
+from trainkit.tasks import CAUSAL, LABELLING, WRITING, task_of
+from trainkit.trainer.data.source import Lengths, sample_length
+from trainkit.trainer.models.base import Model
+from trainkit.trainer.optim import DTYPES
+from trainkit.trainer.parallel import STRATEGIES
+from trainkit.trainer.tracing.meter import Meter
+from trainkit.trainer.tracing.stand_in import StandIn
+
+
+def traced(wanted: Wanted) -> Trace:
+    """The trace of a micro step that finds no gradients, and of one that finds some. TrainingError as of a run."""
+    from trainkit.trainer.setup import made_model
+
+    recipe = Recipe.model_validate(wanted.recipe)
+    plain = recipe.efficiency.model_copy(update={"compile": Compile()})
+    recipe = recipe.model_copy(update={"efficiency": plain})
+    kind, dtype = recipe.strategy.kind, DTYPES[wanted.dtype]
+    casts = STRATEGIES[kind].casts
+    lowers = not casts and wanted.dtype != "fp32" and recipe.precision.weights == "fp32"
+    meter = Meter(wanted.device)
+    stand_in = StandIn(wanted.device, wanted.capability, dtype if lowers else None)
+    with stand_in:
+        model = made_model(recipe, wanted.dtype, "meta").train()
+    for block in model.blocks:  # backward, which recomputes it, leaves the mode
+        checkpointed: Any = block.forward
+        if getattr(checkpointed, "func", None) is checkpoint:
+            forward, *more = checkpointed.args
+            block.forward = partial(checkpoint, stand_in.again(forward), *more, **checkpointed.keywords)
+    held = parameters_of(model)
+    # The strategy keeps the weights, and hands the model copies in the format of the computation.
+    if casts and (kind != "fsdp" or recipe.precision.weights == "fp32"):
+        for each in model.parameters():
+            if each.is_floating_point():
+                each.data = each.data.to(dtype)
+    stand_in.copied = partial(_note_copy, meter)
+    tracer = Tracer(model, meter, zero3=kind == "zero3", units=_units(model, recipe))
+    meter.exclude([*model.parameters(), *model.buffers()])
+    with stand_in, meter:
+        first = tracer.micro_step(batch(recipe, wanted), stand_in)
+        counted, copied = Counter(meter.work), Counter(meter.copied)
+        further = first if casts else tracer.micro_step(batch(recipe, wanted), stand_in)
+        inputs = batch(recipe, wanted)
+    buffers = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in model.buffers()}
+    return Trace(
+        parameters=held,
+        modules=tracer.modules,
+        buffers=sum(buffers.values()),
+        batch=sum(each.numel() * each.element_size() for each in inputs.values()),
+        sizes=tuple(meter.sizes),
+        parts=tuple(meter.parts),
+        operators=tuple(meter.operators),
+        names=tuple(meter.names),
+        gradients=tracer.gradients,
+        first=first,
+        further=further,
+        work=_works(counted),
+        copied=_works(copied),
+    )
+
+
+def _works(counted: Counter[tuple[float, float, str]]) -> tuple[Work, ...]:
+    return tuple(Work(count, *key) for key, count in counted.items())
+
+
+def _note_copy(meter: Meter, made: Tensor) -> None:
+    if (number := meter.number(made)) is not None:
+        meter.parts[number] = COPIES
+
+
+def parameters_of(model: Model) -> tuple[Parameter, ...]:
+    """The parameters as the run holds them."""
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    return tuple(
+        Parameter(name, tuple(each.shape), each.element_size(), each.requires_grad, id(each) in tables)
+        for name, each in model.named_parameters()
+    )
+
+
+def _units(model: Model, recipe: Recipe) -> list[nn.Module]:
+    """The units of sharding, in the order in which FSDP wraps them."""
+    from trainkit.trainer.parallel.fsdp import WRAPPING
+
+    asked = recipe.strategy
+    return list(WRAPPING[asked.auto_wrap](model, asked)) if isinstance(asked, Fsdp) else list(model.blocks)
+
+
+def batch(recipe: Recipe, wanted: Wanted) -> dict[str, Tensor]:
+    """The inputs of a micro batch, at their longest, as the recipe's source of data gives them."""
+    shape = (wanted.micro, sample_length(recipe))
+
+    def ids(*sizes: int) -> Tensor:
+        return torch.zeros(sizes, dtype=torch.int64, device="meta")
+
+    task = task_of(recipe)
+    if task == CAUSAL or not isinstance(recipe.model, HfModel):
+        inputs = {"tokens": ids(*shape), "targets": ids(*shape)}
+        return {**inputs, "position_ids": ids(*shape)} if wanted.packed else inputs
+    target = Lengths.of(recipe.data).target if task == WRITING else shape[1]
+    labels = ids(wanted.micro) if task == LABELLING else ids(wanted.micro, target)
+    mask = {"attention_mask": ids(*shape)} if wanted.padded else {}
+    return {"input_ids": ids(*shape), **mask, "labels": labels}
+
+
+class Tracer:
+    """Runs micro steps and marks where a strategy acts. gradients: storage -> parameter, by number."""
+
+    def __init__(self, model: Model, meter: Meter, *, zero3: bool, units: Sequence[nn.Module]) -> None:
+        self.model, self.meter = model, meter
+        self.gradients: dict[int, int] = {}
+        self._numbers = {id(each): number for number, each in enumerate(model.parameters())}
+        self.modules = self._watched(zero3=zero3, units=units)
+        for number, each in enumerate(model.parameters()):
+            if each.requires_grad:
+                hook = partial(self._ready, number)
+                each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _watched(self, *, zero3: bool, units: Sequence[nn.Module]) -> tuple[Module, ...]:
+        chosen, found = {id(each) for each in units}, list[Module]()
+        for name, module in self.model.named_modules():
+            own = self._numbered(module.parameters(recurse=False))
+            unit = id(module) in chosen
+            if not unit and not (zero3 and own):
+                continue
+            number = len(found)
+            found.append(Module(name, own, self._numbered(module.parameters()), unit))
+            module.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
+            module.register_forward_hook(partial(self._leave, number))
+        return tuple(found)
+
+    def _numbered(self, parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
+        return tuple(self._numbers[id(each)] for each in parameters)
+
+    def _enter(self, number: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self.meter.mark(Kind.ENTER, number)
+        left = partial(self.meter.mark, Kind.AFTER, number)
+        return _through(_Marked, left, args), _through(_Marked, left, kwargs)
+
+    def _leave(self, number: int, module: nn.Module, args: Any, output: Any) -> Any:
+        self.meter.mark(Kind.LEAVE, number)
+        return _through(_Marked, partial(self.meter.mark, Kind.REACH, number), output)
+
+    def _ready(self, number: int, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None and (storage := self.meter.number(gradient)) is not None:
+            self.gradients.setdefault(storage, number)
+            self.meter.parts[storage] = GRADIENTS
+        self.meter.mark(Kind.READY, number)
+
+    def micro_step(self, inputs: Mapping[str, Tensor], stand_in: StandIn) -> tuple[int, ...]:
+        """The events of a micro step; its gradients stay."""
+        meter = self.meter
+        meter.exclude(list(inputs.values()))
+        begin = len(meter.events)
+        meter.mark(Kind.FORWARD)
+        with stand_in.autocast():
+            loss = self.model(**inputs)
+        meter.mark(Kind.BACKWARD)
+        # Tensor.backward would leave the modes around it
+        torch.autograd.backward(loss * 1.0)
+        del loss
+        self.model.keep_load()
+        meter.mark(Kind.END)
+        meter.survivors(begin)
+        return tuple(meter.events[begin:])
+
+
+class _Marked(torch.autograd.Function):
+    """Hands tensors on, and says when their gradients come back, before it hands those on."""
+
+    @staticmethod
+    def forward(context: Any, reached: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        context.reached = reached
+        return tuple(each.view_as(each) for each in tensors)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> tuple[Any, ...]:
+        context.reached()
+        return (None, *gradients)
+
+
+def _through(marked: Any, reached: Any, value: Any) -> Any:
+    """The same nest with its tensors, of those that have a gradient, handed through one function."""
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, form = tree_flatten(value)
+    places = [place for place, each in enumerate(leaves) if isinstance(each, Tensor) and each.requires_grad]
+    if not places or not torch.is_grad_enabled():
+        return value
+    for place, made in zip(places, marked.apply(reached, *(leaves[place] for place in places)), strict=True):
+        leaves[place] = made
+    return tree_unflatten(leaves, form)
