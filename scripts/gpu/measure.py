@@ -223,7 +223,7 @@ def facts(asked: Asked) -> dict[str, Any]:
     before = occupied(asked)
     import torch
 
-    from trainkit.trainer.metrics.speed import peak
+    from trainkit.machine.accelerators import peak
 
     if not asked.cuda:
         return {"said": f"{told['hostname']}, {len(told['gpus'])} cards"}

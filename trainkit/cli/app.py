@@ -19,6 +19,7 @@ _LAUNCHED = "RECIPE [OVERRIDE]... [-- ARGS] | [OVERRIDE]... PROGRAM [ARGS]..."
 COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "run": ("run:run", LaunchCommand, _LAUNCHED),
     "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
+    "estimate": ("estimate:estimate", LaunchCommand, "RECIPE [OVERRIDE]..."),
     "submit": ("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
     "status": ("jobs:status", Command, ""),
     "logs": ("jobs:logs", Command, ""),

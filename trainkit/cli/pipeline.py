@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainkit.data.seen import SeenData
     from trainkit.errors import Diagnostic
     from trainkit.hub.cache import CachedRepo
+    from trainkit.launch_plan.context import Context
     from trainkit.launch_plan.model import Planned
     from trainkit.machine.facts import Facts
     from trainkit.planner.resume import SavedCheckpoint
@@ -160,7 +161,15 @@ def plan_recipe(
         from trainkit.runner.rundir.listing import own_checkpoints
 
         own = own_checkpoints(run, recipe.program.kind)
-    hub, facts = on_hub(resolved), facts or probe()
+    hub = on_hub(resolved)
+    facts = asked_facts(resolved, facts or probe())
+    seen = look_at_data(resolved, hub)
+    return build_plan(with_described(resolved, hub), facts, earlier, own, hub, seen=seen, preparing=preparing)
+
+
+def asked_facts(resolved: Resolved, facts: Facts) -> Facts:
+    """The facts with what only some recipes ask a machine for."""
+    recipe = resolved.recipe
     if recipe.efficiency.compile.enabled and facts.torch and not facts.origin:
         from trainkit.machine.host import compile_backends
         from trainkit.tools.compile_backends import EVERYWHERE, backend_in_use
@@ -171,8 +180,17 @@ def plan_recipe(
         from trainkit.machine.host import transformers_architectures
 
         facts = replace(facts, architectures=transformers_architectures())
+    return facts
+
+
+def decide_recipe(resolved: Resolved, facts: Facts) -> Context:
+    """The decisions of a plan alone, without what earlier runs have left."""
+    from trainkit.planner.build import decide
+
+    hub = on_hub(resolved)
     seen = look_at_data(resolved, hub)
-    return build_plan(with_described(resolved, hub), facts, earlier, own, hub, seen=seen, preparing=preparing)
+    context, *_ = decide(with_described(resolved, hub), asked_facts(resolved, facts), (), (), hub, seen=seen)
+    return context
 
 
 def look_at_data(resolved: Resolved, hub: Sequence[CachedRepo] = ()) -> SeenData:

@@ -1,24 +1,45 @@
-"""An estimate: what a plan takes on each rank, and whether that fits."""
+"""What a plan takes on each rank, whether that fits, and how long it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainkit.data.formats import packing_of
-from trainkit.foresight.strategies import Run
-from trainkit.foresight.trace import Wanted
+from trainkit.foresight.allocator import OutOfMemoryError, replay
+from trainkit.foresight.memory import STRATEGIES, simulate
+from trainkit.foresight.speed import Pace, StepTime, step_time
+from trainkit.foresight.strategies import Run, Whole
+from trainkit.foresight.trace import Trace, Wanted
+from trainkit.foresight.updates import Tensor, state
 from trainkit.launch_plan.context import Context
-from trainkit.recipe.schema import Recipe
+from trainkit.launch_plan.model import Foresight
+from trainkit.lazy import call
+from trainkit.machine.accelerators import accelerator
+from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.tasks import CAUSAL, task_of
 
+Tree = Mapping[str, Any]
+# The trace of what is wanted and how it was come by: `traced` or `formula`; None where there is none.
+Tracing = Callable[[Wanted], tuple[Trace, str] | None]
+deepspeed_config: Callable[..., Any] = call("trainkit.tools.deepspeed.config:deepspeed_config")  # few plans need it
+
 MIB, GIB = 2**20, 2**30
+MARGINS: Mapping[str, float] = {"traced": 0.05, "remembered": 0.02, "formula": 0.10}
+UNMEASURED = 0.01  # more, of a card whose context was never measured
 # What a process takes on a GPU before torch allocates anything: CUDA's context, kernels, libraries. It differs by card
-# and driver; measured ones take its place.
+# and driver; a measured one takes its place.
 CONTEXT = 520 * MIB
+# What a rank takes of the machine's memory beside tensors: Python, torch, and the libraries of CUDA on a GPU.
+PROCESS: Mapping[str, int] = {"cpu": 450 * MIB, "cuda": 1800 * MIB}
+WORKER = 300 * MIB  # of a process that loads data
 SOFTWARE = ("torch", "transformers", "peft", "bitsandbytes")  # whose versions a trace depends on
-# Sections of a recipe that a trace depends on.
-SECTIONS = ("model", "data", "precision", "efficiency", "peft", "strategy")
+SECTIONS = ("model", "data", "precision", "efficiency", "peft", "strategy")  # of a recipe, that a trace depends on
+LENGTH = 2048  # tokens of a sample, where the data decide it and have not been prepared
 
 
 def wanted_of(context: Context, micro: int | None = None) -> Wanted:
@@ -55,17 +76,14 @@ def settled(context: Context) -> Recipe:
     if getattr(data, "sequence_length", None) != "auto":
         return recipe
     length = context.seen.length or LENGTH
-    changed = {"sequence_length": length}
+    changed: dict[str, Any] = {"sequence_length": length}
     if getattr(data, "target_length", None) == "auto":
         changed["target_length"] = length
     return recipe.model_copy(update={"data": data.model_copy(update=changed)})
 
 
-LENGTH = 2048  # tokens of a sample, where the data decide it and have not been prepared
-
-
-def run_of(context: Context, deepspeed: Mapping[str, Any] | None = None) -> Run:
-    """What of a plan decides a rank's memory. deepspeed: the planned settings of its engine."""
+def run_of(context: Context) -> Run:
+    """What of a plan decides a rank's memory."""
     recipe, card = context.recipe, context.cards[0] if context.cards else None
     return Run(
         strategy=recipe.strategy.kind,
@@ -79,5 +97,211 @@ def run_of(context: Context, deepspeed: Mapping[str, Any] | None = None) -> Run:
         optimizer=recipe.optimizer.name,
         momentum=recipe.optimizer.beta1,
         options=recipe.strategy.model_dump(mode="json"),
-        deepspeed=deepspeed or {},
+        deepspeed=deepspeed_config(context, "builtin")[0] if context.zero else {},
     )
+
+
+def why_not(context: Context) -> str:
+    """Why nothing can be told of a plan; empty where it can."""
+    recipe, device = context.recipe, context.topology.device
+    if recipe.program.kind != "builtin":
+        return "what a program of your own takes is in its code"
+    if device not in ("cpu", "cuda") or (device == "cuda" and not context.cards):
+        return f"the memory of {device} is not modelled" if device != "cuda" else "the machine has no such GPU"
+    if recipe.strategy.kind not in STRATEGIES:
+        return f"strategy.kind {recipe.strategy.kind} is not modelled"
+    if context.batch.micro is None:
+        return "the micro batch is not known"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured on this very card. outside: bytes of a process beside what torch allocates."""
+
+    pace: Pace | None = None
+    outside: int | None = None
+
+
+def foreseen(context: Context, tracing: Tracing, measured: Measured | None = None) -> Foresight | None:
+    """The estimate of a plan; None where none can be made."""
+    found = estimated(context, tracing, measured)
+    return found.foresight() if found else None
+
+
+def estimated(context: Context, tracing: Tracing, measured: Measured | None = None) -> Estimate | None:
+    """The same with its timelines."""
+    found = None if why_not(context) else tracing(wanted_of(context))
+    return Estimate(context, found[0], found[1], measured or Measured()) if found else None
+
+
+def digest_of(context: Context, tracing: str = "") -> str:
+    """SHA-256 of all that an estimate follows from."""
+    wanted, run = wanted_of(context), run_of(context)
+    text = json.dumps([wanted.key, asdict(run), limit_of(context), context.facts.memory_total, tracing], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def limit_of(context: Context) -> int:
+    """Bytes that a rank may take on its device."""
+    if context.cards:
+        return min(each.memory_total - each.memory_reserved for each in context.cards)
+    return context.facts.memory_total // context.processes
+
+
+class Estimate:
+    """The estimate of one plan, and the timelines that it is made from."""
+
+    def __init__(self, context: Context, trace: Trace, basis: str, measured: Measured) -> None:
+        self.context, self.trace, self.run, self.basis = context, trace, run_of(context), basis
+        self.strategy: Whole = simulate(trace, self.run)
+        card = accelerator(context.cards[0].name) if context.cards else None
+        self.pace = measured.pace or (Pace.of(card, tf32=bool(context.recipe.precision.tf32)) if card else None)
+        self.outside = measured.outside or (CONTEXT if context.cards else PROCESS["cpu"])
+        self.margin = MARGINS[basis] + (UNMEASURED if context.cards and measured.outside is None else 0)
+
+    def foresight(self) -> Foresight:
+        """As the plan has it."""
+        context, device = self.context, self.strategy.device
+        limit, reserved = limit_of(context), self.reserved()
+        parts = dict(device.parts())
+        if reserved > device.peak:
+            parts["fragmentation"] = reserved - device.peak
+        parts["process" if self.run.device == "cpu" else "context"] = self.outside
+        time = step_time(self.trace, self.run, self.pace) if self.pace else None
+        start, start_verdict = self.start()
+        tokens = self.tokens()
+        steps = self.steps()
+        hours = time.total * steps / 3600 if time and steps else None
+        price = context.facts.price_per_hour
+        return Foresight(
+            basis=self.basis,
+            margin=self.margin,
+            parts=tuple(parts.items()),
+            total=reserved + self.outside,
+            limit=limit,
+            verdict=self.verdict(limit),
+            moment=device.peak_moment,
+            operator=device.peak_operator,
+            host=self.host(),
+            host_limit=context.facts.memory_total,
+            start=start,
+            start_verdict=start_verdict,
+            step=rounded(time.total) if time else None,
+            tokens_per_second=rounded(tokens * context.ranks / time.total) if time and tokens else None,
+            peak_share=self.peak_share(time) if time else None,
+            hours=rounded(hours) if hours else None,
+            price=rounded(hours * price * context.topology.nodes) if hours and price else None,
+            disk=self.disk(),
+            notes=self.notes(),
+        )
+
+    def reserved(self) -> int:
+        """What the allocator holds at its highest; on a CPU what the tensors take."""
+        if self.run.device == "cpu":
+            return self.strategy.device.peak
+        return replay(self.strategy.device, expandable=self.expandable).peak_reserved
+
+    @property
+    def expandable(self) -> bool:
+        """Whether the allocator's segments grow."""
+        env = self.context.recipe.env
+        said = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or self.context.facts.allocator or ""
+        return "expandable_segments:True" in str(said)
+
+    def verdict(self, limit: int) -> str:
+        """Whether it fits, with the margin or without: an allocator that is short gives back what is free."""
+        for word, share in (("fits", 1 + self.margin), ("tight", 1.0)):
+            if self._within(int(limit / share) - self.outside):
+                return word
+        return "too large"
+
+    def _within(self, room: int) -> bool:
+        if self.run.device == "cpu" or self.strategy.device.peak > room:
+            return self.strategy.device.peak <= room
+        try:
+            replay(self.strategy.device, room, expandable=self.expandable)
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def start(self) -> tuple[tuple[int, int], str]:
+        """Bytes before the first step, on the device and on the machine, where these are more than a step takes."""
+        device, host = self.strategy.start_peak()
+        room = limit_of(self.context) - self.outside
+        memory = self.context.facts.memory_total - self.context.processes * PROCESS[self.run.device]
+        all_of_host = host * self.context.processes
+        verdict = "too large" if device > room or all_of_host > memory > 0 else "fits"
+        shown = device if device > self.strategy.device.peak else 0, all_of_host
+        return (shown if verdict != "fits" or shown[0] else (0, all_of_host)), verdict
+
+    def host(self) -> int:
+        """Bytes of the machine's memory that its ranks take together while they train."""
+        context, workers = self.context, getattr(self.context.recipe.data, "workers", 0) or 0
+        own = 0 if self.strategy.host is self.strategy.device else self.strategy.host.peak
+        mine = PROCESS[self.run.device] + workers * WORKER + own
+        if self.run.device == "cpu":
+            mine += self.strategy.device.peak
+        return mine * context.processes
+
+    def tokens(self) -> int:
+        """Tokens of an optimizer step of a rank."""
+        length = getattr(settled(self.context).data, "sequence_length", 0)
+        return int(length) * (self.context.batch.micro or 1) * self.run.accumulation if isinstance(length, int) else 0
+
+    def steps(self) -> int | None:
+        """Optimizer steps of the whole run, where they are known."""
+        recipe, rows = self.context.recipe, self.context.seen.rows
+        if recipe.train.steps is not None:
+            return recipe.train.steps
+        if isinstance(recipe.data, DatasetData):
+            packed = packing_of(recipe, self.context.model_type) != "none"
+            count = None if packed or rows is None else rows * (1 - recipe.data.validation_fraction)
+        else:
+            count = getattr(recipe.data, "samples", None)
+        if count is None or not self.context.batch.global_:
+            return None
+        return max(1, math.ceil((recipe.train.epochs or 1.0) * count / self.context.batch.global_))
+
+    def peak_share(self, time: StepTime) -> float | None:
+        """Model FLOPs utilisation: recomputed operators are none of the model's."""
+        card = accelerator(self.context.cards[0].name) if self.context.cards else None
+        if card is None:
+            return None
+        tf32 = self.context.dtype == "fp32" and self.context.recipe.precision.tf32
+        rate = (card.tf32 if tf32 else card.fp32 if self.context.dtype == "fp32" else card.half) or card.fp32
+        own = (self.trace.flops - self.trace.recomputed) * self.run.accumulation
+        return round(own / (time.total * rate * 1e12), 3)
+
+    def disk(self) -> int:
+        """Bytes of the checkpoints that are kept, and of the one that is written beside them."""
+        asked = self.context.recipe.checkpoint
+        if not (asked.at_end or asked.every_steps):
+            return 0
+        adapts = self.context.recipe.peft.kind != "none"
+        held = self.trace.trained if adapts else self.trace.parameters
+        weights = sum(each.bytes for each in held)
+        kept = (asked.keep or 2) + asked.keep_best + 1 if asked.every_steps else 1
+        return kept * (weights + self._state())
+
+    def _state(self) -> int:
+        """Bytes of the optimizer's state of all ranks, with the 32-bit weights that an engine keeps beside others."""
+        tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in self.trace.trained]
+        return sum(sum(state(self.run.optimizer, each, self.run.momentum) or ()) for each in tensors)
+
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed."""
+        found = []
+        recipe = self.context.recipe
+        if getattr(recipe.data, "sequence_length", None) == "auto" and self.context.seen.length is None:
+            found.append(f"samples of {LENGTH:,} tokens are assumed, for the data decide that and are not prepared yet")
+        if recipe.efficiency.compile.enabled:
+            found.append("efficiency.compile is counted as if it were off: it takes less")
+        if getattr(getattr(recipe.model, "moe", None), "experts", 0):
+            found.append("tokens are routed evenly to the experts")
+        return tuple(found)
+
+
+def rounded(value: float) -> float:
+    """Three digits, so that the same plan says the same."""
+    return float(f"{value:.3g}")

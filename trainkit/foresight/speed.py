@@ -68,7 +68,7 @@ def seconds(work: tuple[Work, ...], pace: Pace) -> float:
 
 def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
     """An optimizer step of a rank."""
-    computing = run.accumulation * seconds(trace.work, pace) + seconds(trace.copied, pace)
+    computing = run.accumulation * seconds(trace.work, pace)
     share = 1 / run.ranks if run.strategy in ("fsdp", "zero1", "zero2", "zero3") else 1.0
     mine = share * sum(each.bytes for each in trace.trained)
     tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in trace.trained]

@@ -76,6 +76,11 @@ class Whole:
                 size = WORKSPACE[self.run.capability >= (9, 0)]
                 self.device.take(("cublas", thread), size, TEMPORARIES, operator="cuBLAS")
 
+    def start_peak(self) -> tuple[int, int]:
+        """Bytes of the device and of the machine's memory that a rank takes at most before the first step."""
+        whole = sum(each.bytes for each in self.trace.parameters)
+        return (whole, 0) if self.host is self.device else (whole, whole)
+
     def step(self, micro_steps: int) -> None:
         """An optimizer step."""
         self.device.take("batch", self.trace.batch * self.run.accumulation, BATCH)
@@ -201,6 +206,11 @@ class Sharded(Whole):
         for number, each in enumerate(trace.parameters):
             home.take(("shard", number), self._shard(each) * int(each.item) + each.scales, PARAMETERS)
         self._common()
+
+    def start_peak(self) -> tuple[int, int]:
+        # Each rank builds the whole model in the machine's memory; its shards are copied to the device.
+        whole = sum(each.bytes for each in self.trace.parameters)
+        return (whole + whole // self._ranks, 0) if self.host is self.device else (whole // self._ranks, whole)
 
     def _shard(self, parameter: Parameter) -> int:
         """Values of a rank's share, padded to that of the first."""

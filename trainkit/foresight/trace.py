@@ -105,7 +105,7 @@ class Trace:
     first: Events
     further: Events
     work: tuple[Work, ...]
-    copied: tuple[Work, ...] = ()  # of the casts that the further micro steps of a step spare
+    recomputed: float = 0.0  # FLOPs of what checkpointing computes again
 
     @property
     def trained(self) -> Sequence[Parameter]:
@@ -129,6 +129,7 @@ class Trace:
             "version": VERSION,
             "buffers": self.buffers,
             "batch": self.batch,
+            "recomputed": self.recomputed,
             "gradients": [list(pair) for pair in self.gradients.items()],
             **flat,
             **made,
@@ -141,7 +142,9 @@ class Trace:
             raise ValueError(f"a trace of version {data.get('version')!r}, and this trainkit reads {VERSION}")
         flat = {name: tuple(data[name]) for name in _LISTS}
         made = {name: tuple(decode(kind, each) for each in data[name]) for name, kind in _RECORDS.items()}
-        return cls(buffers=data["buffers"], batch=data["batch"], gradients=dict(data["gradients"]), **flat, **made)
+        numbers = {name: data[name] for name in ("buffers", "batch", "recomputed")}
+        gradients: Any = dict(data["gradients"])
+        return cls(gradients=gradients, **numbers, **flat, **made)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +172,4 @@ class Wanted:
 
 
 _LISTS = ("sizes", "parts", "operators", "names", "first", "further")
-_RECORDS: Mapping[str, type] = {"parameters": Parameter, "modules": Module, "work": Work, "copied": Work}
+_RECORDS: Mapping[str, type] = {"parameters": Parameter, "modules": Module, "work": Work}

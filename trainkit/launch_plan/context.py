@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from trainkit.data.seen import SeenData
 from trainkit.errors import Origin
 from trainkit.hub.cache import CachedRepo
-from trainkit.launch_plan.model import BatchArithmetic, Device, NodeGroup, Resume, Topology
+from trainkit.launch_plan.model import BatchArithmetic, Device, Foresight, NodeGroup, Resume, Topology
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.selection import kind_of_cards
@@ -28,6 +28,7 @@ class Context:
 
     launcher: the chosen kind. cards: the chosen GPUs in rank order, empty off CUDA.
     dtype: of the forward and backward computation, `auto` resolved. hub: what the recipe names there. seen: the data.
+    foresight: what the run is expected to take, where that can be told.
     """
 
     resolved: Resolved
@@ -41,6 +42,7 @@ class Context:
     resume: Resume = NOT_LOOKED_FOR
     hub: Sequence[CachedRepo] = ()
     seen: SeenData = field(default_factory=SeenData)
+    foresight: Foresight | None = None
     recipe: Recipe = field(init=False)
 
     def __post_init__(self) -> None:

@@ -297,6 +297,50 @@ class HangWatch:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What the run is expected to take on the rank that takes most; bytes and seconds.
+
+    basis: `traced` from the model's own code, `formula` from its sizes, or `remembered` from a run that was measured;
+    margin: by how much that is wrong at most, as a share. total: of all parts, on a GPU as the driver counts it; limit:
+    what there is. verdict: `fits`, `tight` (within the margin) or `too large`. moment, operator: of the peak.
+    host: of all ranks of a machine together, host_limit: what it has. start: what is taken before the first step, where
+    that is more than a step takes: on the device, and in the machine's memory; start_verdict as above.
+    step: seconds of an optimizer step; hours of the whole run, price of these on all GPUs; None where not known.
+    disk: of the checkpoints that are kept. peak_share: model FLOPs utilisation.
+    """
+
+    basis: str
+    margin: float
+    parts: tuple[tuple[str, int], ...]
+    total: int
+    limit: int
+    verdict: str
+    moment: str
+    operator: str = ""
+    host: int = 0
+    host_limit: int = 0
+    start: tuple[int, int] = (0, 0)
+    start_verdict: str = "fits"
+    step: float | None = None
+    tokens_per_second: float | None = None
+    peak_share: float | None = None
+    hours: float | None = None
+    price: float | None = None
+    disk: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that are left; below 0 what is missing."""
+        return self.limit - self.total
+
+    @property
+    def largest(self) -> tuple[str, int]:
+        """The largest part."""
+        return max(self.parts, key=lambda each: each[1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that `run` does, in the order of the plan's JSON. Fields with a default came later than plans."""
@@ -329,6 +373,7 @@ class Plan:
     grace_seconds: float
     hang: HangWatch = HangWatch()
     techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
+    foresight: Foresight | None = None  # None where it cannot be told
     notices: tuple[Notice, ...]
 
     @property

@@ -176,6 +176,7 @@ class Facts:
     architectures: by type of model that the installed transformers knows, the tasks that it has a class for; looked
         up for recipes alone that train one.
     nccl: version of the NCCL that is installed beside torch; empty where there is none.
+    price_per_hour: of the machine, in whatever currency its profile is in; None where nothing says it.
     origin: where facts that were not probed here come from (a file, a profile); empty for this machine.
     """
 
@@ -209,6 +210,7 @@ class Facts:
     cuda_driver: str = ""
     nccl: str = ""
     allocation: Allocation | None = None
+    price_per_hour: float | None = None
     origin: str = ""
 
     def to_json(self) -> dict[str, Any]:

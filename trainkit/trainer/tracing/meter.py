@@ -47,7 +47,7 @@ WORKSPACES: Mapping[Any, Callable[[Sequence[Any]], list[int]]] = {
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """events: (kind, number), one after the other. part: of the storages that operators make from now on."""
+    """events: (kind, number), one after the other. recomputing: whether backward computes a forward pass again."""
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,8 +57,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators: list[int] = []
         self.names: dict[str, int] = {}
         self.work: Counter[tuple[float, float, str]] = Counter()
-        self.copied: Counter[tuple[float, float, str]] = Counter()
-        self.part, self.copying = TEMPORARIES, False
+        self.recomputed, self.recomputing = 0.0, False
         self._cuda = device == "cuda"
         self._live: dict[int, int] = {}  # storage -> number
         self._watched: dict[int, Any] = {}
@@ -89,7 +88,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _new(self, size: int, operator: str) -> int:
         number = len(self.sizes)
         self.sizes.append(size)
-        self.parts.append(self.part)
+        self.parts.append(TEMPORARIES)
         self.operators.append(self.names.setdefault(operator, len(self.names)))
         self.events += (Kind.TAKE, number)
         return number
@@ -127,7 +126,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count = flop_registry.get(func._overloadpacket)
         flops = float(count(*args, **kwargs, out_val=out)) if count else 0.0
         format = FORMATS.get(inputs[0].dtype, "fp32") if inputs else "fp32"
-        (self.copied if self.copying else self.work)[flops, float(moved), format] += 1
+        self.work[flops, float(moved), format] += 1
+        self.recomputed += flops if self.recomputing else 0.0
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs. Kernels of meta are Python and take up to a millisecond: like calls are answered from memory."""

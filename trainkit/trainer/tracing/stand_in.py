@@ -57,6 +57,7 @@ class StandIn(TorchFunctionMode):
         self.casting = False  # whether autocast is on
         self.copies: dict[int, Tensor] = {}
         self.copied: Callable[[Tensor], None] = lambda made: None  # is told of each
+        self.recomputing: Callable[[bool], None] = lambda begins: None  # is told when backward computes forward again
 
     def __enter__(self) -> Any:
         _standing.append(self)
@@ -81,8 +82,12 @@ class StandIn(TorchFunctionMode):
         def inside(*args: Any, **kwargs: Any) -> Any:
             if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
                 return forward(*args, **kwargs)
-            with self, self.autocast():
-                return forward(*args, **kwargs)
+            self.recomputing(True)
+            try:
+                with self, self.autocast():
+                    return forward(*args, **kwargs)
+            finally:
+                self.recomputing(False)
 
         return inside
 

@@ -47,12 +47,12 @@ def traced(wanted: Wanted) -> Trace:
         for each in model.parameters():
             if each.is_floating_point():
                 each.data = each.data.to(dtype)
-    stand_in.copied = partial(_note_copy, meter)
+    stand_in.copied, stand_in.recomputing = partial(_note_copy, meter), partial(setattr, meter, "recomputing")
     tracer = Tracer(model, meter, zero3=kind == "zero3", units=_units(model, recipe))
     meter.exclude([*model.parameters(), *model.buffers()])
     with stand_in, meter:
         first = tracer.micro_step(batch(recipe, wanted), stand_in)
-        counted, copied = Counter(meter.work), Counter(meter.copied)
+        counted = Counter(meter.work)
         further = first if casts else tracer.micro_step(batch(recipe, wanted), stand_in)
         inputs = batch(recipe, wanted)
     buffers = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in model.buffers()}
@@ -69,7 +69,7 @@ def traced(wanted: Wanted) -> Trace:
         first=first,
         further=further,
         work=_works(counted),
-        copied=_works(copied),
+        recomputed=meter.recomputed / (1 if casts else 2),  # of both micro steps
     )
 
 

@@ -1,0 +1,142 @@
+"""What a change of the recipe would do to memory and time: one setting after the other, in the guides' order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.foresight.estimate import Measured, Tracing, foreseen
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Foresight
+from trainkit.optimizers import OPTIMIZERS
+from trainkit.planner.rules import compatibility_rules
+from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.rule import check
+
+Settings = Mapping[str, Any]  # by dotted key
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings to change. same: whether the same numbers are trained; costs: what it takes, in words."""
+
+    settings: Settings
+    same: bool = True
+    costs: str = ""
+
+    @property
+    def words(self) -> str:
+        """As they are typed behind a command."""
+        return " ".join(f"{key}={_typed(value)}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A change and what it would come to."""
+
+    change: Change
+    foresight: Foresight
+
+
+def _typed(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def with_settings(context: Context, settings: Settings) -> Context:
+    """The same plan with other settings, as far as an estimate looks at it. ValueError where they contradict."""
+    sections = context.recipe.model_dump(mode="json", by_alias=True)
+    batch = context.batch
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if section == "batch":
+            batch = replace(batch, **{name: value}, search=())
+        elif name == "kind" and section == "strategy":
+            sections[section] = {"kind": value}
+        else:
+            inner, *deeper = name.split(".")
+            target = sections[section]
+            if deeper:
+                target, inner = target.setdefault(inner, {}), deeper[0]
+            target[inner] = value
+    recipe = Recipe.model_validate(sections)
+    return replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch)
+
+
+def candidates(context: Context) -> Iterator[Change]:
+    """Changes that are not in force yet, in the order in which the guides take them."""
+    recipe, batch = context.recipe, context.batch
+    micro, accumulation = batch.micro or 1, batch.accumulation or 1
+    smaller = next((each for each in range(micro - 1, 0, -1) if micro % each == 0), None)
+    if smaller is not None:
+        step = {"batch.micro": smaller, "batch.accumulation": accumulation * micro // smaller}
+        yield Change(step, costs="more passes in a step")
+        if smaller > 1:
+            yield Change({"batch.micro": 1, "batch.accumulation": accumulation * micro}, costs="more passes in a step")
+    if context.dtype == "fp32" and (not context.cards or context.cards[0].compute_capability >= (8, 0)):
+        yield Change({"precision.dtype": "bf16"}, same=False, costs="rounds products to 16 bits")
+    yield from _recomputing(recipe)
+    strategy = recipe.strategy.kind
+    for name, costs in (("adamw_bnb_8bit", "state in 8 bits"), ("adafactor", "another learning rate")):
+        refused = any(strategy in each.strategies for each in OPTIMIZERS[name].unsupported)
+        lighter = recipe.optimizer.name in ("adamw_torch", "adamw_torch_fused", "adamw_torch_foreach")
+        if lighter and not refused and (context.cards or name == "adafactor"):
+            yield Change({"optimizer.name": name}, same=False, costs=costs)
+    if getattr(recipe.strategy, "reduce_gradients", "") == "once" and accumulation > 1:
+        yield Change({"strategy.reduce_gradients": "each_micro_step"}, costs="more traffic")
+    if context.ranks > 1:
+        for kind in ("zero2", "fsdp", "zero3"):
+            if kind != strategy and not (strategy in ("fsdp", "zero3") and kind == "zero2"):
+                yield Change({"strategy.kind": kind}, costs="traffic between ranks")
+    if recipe.peft.kind == "none" and isinstance(recipe.model, HfModel):
+        yield Change({"peft.kind": "lora"}, same=False, costs="trains adapters alone")
+    plain = context.cards and strategy in ("single", "ddp") and isinstance(recipe.model, HfModel)
+    if recipe.peft.kind == "lora" and plain and not recipe.model.quantize.bits:  # type: ignore[union-attr]
+        yield Change({"model.quantize.bits": 4}, same=False, costs="frozen weights in 4 bits")
+    yield from _offloading(context)
+    length = getattr(recipe.data, "sequence_length", None)
+    if isinstance(length, int) and length >= 256:
+        yield Change({"data.sequence_length": length // 2}, same=False, costs="shorter samples")
+
+
+def _recomputing(recipe: Recipe) -> Iterator[Change]:
+    asked = recipe.efficiency.gradient_checkpointing
+    key = "efficiency.gradient_checkpointing"
+    if not asked.every:
+        yield Change({f"{key}.every": 1, f"{key}.selective": True}, costs="computes again what is quick")
+    if not asked.every or asked.selective or int(asked.every) > 1:
+        yield Change({f"{key}.every": 1, f"{key}.selective": False}, costs="computes each block twice")
+
+
+def _offloading(context: Context) -> Iterator[Change]:
+    if not context.cards:
+        return
+    strategy, kind = context.recipe.strategy, context.recipe.strategy.kind
+    if kind == "fsdp" and not strategy.offload:  # type: ignore[union-attr]
+        yield Change({"strategy.offload": True}, costs="waits for the machine's memory")
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(strategy, name, None) == "none":
+            yield Change({f"strategy.{name}": "cpu"}, costs="waits for the machine's memory")
+    if kind in ("single", "ddp"):
+        settings = {"strategy.kind": "zero3", "strategy.offload_optimizer": "cpu", "strategy.offload_param": "cpu"}
+        yield Change(settings, costs="waits for the machine's memory")
+
+
+def possible(context: Context) -> bool:
+    """Whether the choices of a plan can run together."""
+    return not check(compatibility_rules(context), context)
+
+
+def what_if(context: Context, tracing: Tracing, measured: Measured | None = None) -> list[Changed]:
+    """Each change that is possible, with what it comes to: the greatest saving first."""
+    found = []
+    for change in candidates(context):
+        try:
+            other = with_settings(context, change.settings)
+        except ValueError:
+            continue
+        if not possible(other):
+            continue
+        if (made := foreseen(other, tracing, measured)) is not None:
+            found.append(Changed(change, made))
+    return sorted(found, key=lambda each: each.foresight.total)
