@@ -190,6 +190,19 @@ def test_small_parameters_stay_whole_between_steps() -> None:
     assert found["parameters"] == 2 * ALL // 4 + 2 * BIAS
 
 
+def test_a_single_rank_has_nothing_to_gather() -> None:
+    assert most(simulated("zero3", ranks=1).device, "parameters") == 2 * ALL
+    offloaded = simulated("zero3", ranks=1, offload_param={"device": "cpu"})
+    assert most(offloaded.device, "parameters") == 2 * ALL  # what is uploaded
+
+
+def test_what_is_gathered_goes_with_its_buffers_before_the_update() -> None:
+    for reuse, prefetch in ((0, 0), (0, 1), (10, 1500), (1500, 1500), (10**9, 5 * 10**7)):
+        limits: dict[str, Any] = {"stage3_max_reuse_distance": reuse, "stage3_prefetch_bucket_size": prefetch}
+        found = stays(simulated("zero3", **limits).device)
+        assert (found["parameters"], found["communication"]) == (2 * ALL // 4, 2 * 1500)
+
+
 def test_an_update_takes_a_sub_group_at_a_time() -> None:
     def taken(timeline: Timeline) -> set[int]:
         update = timeline.moments[-1][0]

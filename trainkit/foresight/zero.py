@@ -175,7 +175,7 @@ class Engine(Whole):
 
     def gathered_weights(self) -> None:
         """Every rank gets what the others have updated (utils.py: all_gather_into_tensor_dp_groups)."""
-        for group in self.groups:
+        for group in self.groups if self.run.ranks > 1 else ():
             self.exchange(self.padded(group) * self.low(group[0]))
 
     def padded(self, group: Sequence[int]) -> int:
@@ -285,7 +285,7 @@ class Partitioned(Engine):
                 memory.take("clone", share * low, TEMPORARIES)
             home.take(("master", number), share * MASTER, STATE)
             memory.drop("clone")
-            if settings.offloads_state:
+            if settings.offloads_state:  # param_buffer_of_bit16_for_cpu_offload_groups
                 home.take(("updated", number), share * low, PARAMETERS)
         if settings.offloads_state:
             largest = max(self.trace.parameters[number].size for group in self.groups for number in group)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -23,27 +24,46 @@ class Gathered(Engine):
     """
 
     def build(self) -> None:
-        memory, host, home, settings = self.device, self.host, self.home, self.settings
-        parameters = self.trace.parameters
-        self._persistent: set[int] = set()
-        persistent = 0
-        for number, each in enumerate(parameters):  # parameter_offload.py: mark_persistent_parameters
-            if each.size <= settings.persistent and persistent + each.size <= settings.model_persistent:
-                self._persistent.add(number)
-                persistent += each.size
-        where = host if settings.offloads_parameters else memory
-        for number, each in enumerate(parameters):  # partition_parameters.py: _partition_param
+        self._persistent = self._find_persistent()
+        self._partition()
+        self._make_state()
+        largest = max((self.gathered(number) for group in self.groups for number in group), default=0)
+        self.device.take("hooked", largest, PARAMETERS)  # create_reduce_and_remove_grad_hooks
+        self.exchange(largest)
+        self.device.drop("hooked")
+        self._bucket: list[int] = []
+        self._filled = 0
+        self._coordinator = Coordinator(self)
+
+    def _find_persistent(self) -> set[int]:
+        """Small parameters, which stay whole (zero/parameter_offload.py: mark_persistent_parameters)."""
+        found: set[int] = set()
+        size = 0
+        for number, each in enumerate(self.trace.parameters):
+            if each.size <= self.settings.persistent and size + each.size <= self.settings.model_persistent:
+                found.add(number)
+                size += each.size
+        return found
+
+    def _partition(self) -> None:
+        """Each parameter is cut; then the shards of trained ones become one tensor, by way of the machine's memory."""
+        memory, host = self.device, self.host
+        where = host if self.settings.offloads_parameters else memory
+        for number, each in enumerate(self.trace.parameters):  # zero/partition_parameters.py: _partition_param
             place = memory if number in self._persistent and not each.trained else where
             place.take(("shard", number), self._shard_bytes(number), PARAMETERS)
             memory.drop(("whole", number))
         trained = [number for group in self.groups for number in group]
-        total = self._shards(trained)
-        host.take("staged", sum(map(self._shard_bytes, trained)), TEMPORARIES)  # zero/utils.py: defragment
+        size = sum(map(self._shard_bytes, trained))
+        host.take("staged", size, TEMPORARIES)  # zero/utils.py: defragment
         for number in trained:
-            memory.drop(("shard", number))
-            host.drop(("shard", number))
-        where.take("shards", sum(map(self._shard_bytes, trained)), PARAMETERS)
+            where.drop(("shard", number))
+        where.take("shards", size, PARAMETERS)
         host.drop("staged")
+
+    def _make_state(self) -> None:
+        """Weights that are updated, summed gradients, and the bucket (_setup_for_real_optimizer)."""
+        home, settings = self.home, self.settings
         for number, size in enumerate(self._sub_groups):  # _create_fp32_partitions
             if BYTES[self.run.dtype] != MASTER:
                 home.take("converted", size * MASTER, TEMPORARIES)
@@ -54,18 +74,12 @@ class Gathered(Engine):
             for number, size in enumerate(self._sub_groups):
                 home.take(("gradient", number), size * MASTER, GRADIENTS)
         home.drop("zeros")
-        memory.take("bucket", settings.bucket * BYTES[self.run.dtype], COMMUNICATION)
+        self.device.take("bucket", settings.bucket * BYTES[self.run.dtype], COMMUNICATION)
+        total = self._shards(number for group in self.groups for number in group)
         home.take("summed", total * settings.accumulated, GRADIENTS)
-        largest = max((self.gathered(number) for number in trained), default=0)
-        memory.take("hooked", largest, PARAMETERS)  # create_reduce_and_remove_grad_hooks
-        self.exchange(largest)
-        memory.drop("hooked")
-        self._bucket: list[int] = []
-        self._filled = 0
-        self._coordinator = Coordinator(self)
 
     def shard(self, number: int) -> int:
-        """Values of a rank's partition of a parameter, padded (partition_parameters.py: _aligned_size)."""
+        """Values of a rank's partition of a parameter, padded (zero/partition_parameters.py: _aligned_size)."""
         return -(-self.trace.parameters[number].size // self.run.ranks)
 
     def _shards(self, numbers: Iterable[int]) -> int:
@@ -172,7 +186,21 @@ class Gathered(Engine):
         self._coordinator.gather_persistent()
 
 
-AWAY, FLYING, THERE = range(3)  # partition_parameters.py: ZeroParamStatus
+AWAY, FLYING, THERE = range(3)  # zero/partition_parameters.py: ZeroParamStatus
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """Parameters that are gathered at once. waiting: those that nobody has needed yet, while the buffer is there."""
+
+    parameters: Sequence[int]
+    waiting: set[int]
+    landed: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is only one, and so needs no buffer."""
+        return len(self.parameters) == 1
 
 
 class Coordinator:
@@ -188,8 +216,7 @@ class Coordinator:
         self._modules = engine.trace.modules
         self._status = dict.fromkeys(range(len(self._parameters)), AWAY)
         self._users: dict[int, set[int]] = {number: set() for number in self._status}
-        self._flights: dict[int, list[int]] = {}  # parameter in flight -> all of its buffer
-        self._recorded: list[int] | None = None
+        self._flights: dict[int, Flight] = {}  # of parameters in flight
         self._order: list[int] = []  # modules by step; complete from the second micro step on
         self._complete = False
         self._step = self._available = 0
@@ -255,35 +282,45 @@ class Coordinator:
         self._gather(chosen)
 
     def _gather(self, numbers: Sequence[int]) -> None:
-        """partition_parameters.py: all_gather_coalesced."""
+        """Begin to gather parameters (zero/partition_parameters.py: all_gather_coalesced)."""
         engine = self.engine
         if not numbers:
             return
-        self._available += sum(self._parameters[number].size for number in numbers)
-        total, memory = sum(map(engine.gathered, numbers)), engine.device
-        if engine.settings.offloads_parameters and engine.host is not memory:
-            memory.take("uploaded", total // engine.run.ranks, COMMUNICATION)
-        if len(numbers) == 1:  # _all_gather_sequential: the buffer is the parameter
-            memory.take(("gathered", numbers[0]), total, PARAMETERS, operator="all-gather")
-        else:
-            memory.take(("buffer", min(numbers)), total, COMMUNICATION, operator="all-gather")
+        self._available += engine.size(numbers)
+        memory, ranks = engine.device, engine.run.ranks
+        uploads = engine.settings.offloads_parameters and engine.host is not memory
+        if ranks == 1:  # NoGatherHandle: the shard is the parameter, or what is uploaded of it
+            for number in numbers:
+                self._depart([number], engine.held(number) if uploads else 0)
+            return
+        total = sum(map(engine.gathered, numbers))
+        if uploads:
+            memory.take("uploaded", total // ranks, COMMUNICATION)
+        self._depart(sorted(numbers), total)
         engine.exchange(total)
         memory.drop("uploaded")
-        together = sorted(numbers)
+
+    def _depart(self, numbers: Sequence[int], size: int) -> None:
+        """size: bytes of the buffer; that of one parameter is the parameter (_all_gather_sequential)."""
+        flight = Flight(numbers, set(numbers))
         for number in numbers:
             self._status[number] = FLYING
-            self._flights[number] = together
+            self._flights[number] = flight
+        name, part = (("gathered", numbers[0]), PARAMETERS) if flight.alone else (flight, COMMUNICATION)
+        self.engine.device.take(name, size, part, operator="all-gather")
 
     def _land(self, number: int) -> None:
-        """Wait for a gather (AllGatherCoalescedHandle.wait)."""
-        memory, together = self.engine.device, self._flights.pop(number)
-        for each in together:
-            if self._status[each] == FLYING:
+        """Wait for a gather, which copies all parameters out of its buffer (AllGatherCoalescedHandle.wait)."""
+        memory, flight = self.engine.device, self._flights.pop(number)
+        flight.waiting.discard(number)
+        if not flight.landed:
+            flight.landed = True
+            for each in flight.parameters:
                 self._status[each] = THERE
-                if len(together) > 1:
+                if not flight.alone:
                     memory.take(("gathered", each), self.engine.held(each), PARAMETERS, operator="all-gather")
-        if len(together) > 1 and not any(each in self._flights for each in together):
-            memory.drop(("buffer", together[0]))
+        if not flight.waiting:
+            memory.drop(flight)
 
     def _land_all(self) -> None:
         for number in list(self._flights):
