@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trainkit.foresight.strategies import Replicated, Run, Sharded, Whole
 from trainkit.foresight.trace import Trace
+from trainkit.foresight.zero import Partitioned, optimizer_states
+from trainkit.foresight.zero3 import Gathered
 
 ALIKE = 3  # micro steps: those between the second and the last are like the second
 STEPS = 2  # the first makes the optimizer's state, and the second is like all that follow
-STRATEGIES: Mapping[str, type[Whole]] = {"single": Whole, "ddp": Replicated, "fsdp": Sharded}
+STRATEGIES: Mapping[str, Callable[[Trace, Run], Whole]] = {
+    "single": Whole,
+    "ddp": Replicated,
+    "fsdp": Sharded,
+    "zero1": optimizer_states,
+    "zero2": Partitioned,
+    "zero3": Gathered,
+}
 
 
 def simulate(trace: Trace, run: Run) -> Whole:

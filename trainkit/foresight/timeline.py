@@ -50,6 +50,20 @@ class Timeline:
             self.changes.append((identity, 0))
             self.now -= self.sizes[identity]
 
+    def rename(self, name: Hashable, new: Hashable) -> None:
+        """Give what has the name another one, if anything has."""
+        if self.holds(name):
+            self.drop(new)
+            self._held[new] = self._held.pop(name)
+
+    def settled(self) -> Timeline:
+        """What is held, as if nothing else had ever been: another timeline."""
+        made = Timeline()
+        for name, identity in self._held.items():
+            details = self.part[identity], self.stream[identity], self.operator[identity]
+            made.take(name, self.sizes[identity], *details)
+        return made
+
     def holds(self, name: Hashable) -> bool:
         return name in self._held
 

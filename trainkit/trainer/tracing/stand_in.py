@@ -47,12 +47,15 @@ _standing: list[StandIn] = []  # the one in force, if any
 class StandIn(TorchFunctionMode):
     """Computes on meta as a device would.
 
-    device: `cuda` or `cpu`. capability: of the GPU. format: of autocast; None without it. `copies` are the weights that
-    it has cast, which stay until the step ends.
+    device: `cuda` or `cpu`. capability: of the GPU. format: of autocast; None without it. zero3: whether DeepSpeed
+    computes linear layers. `copies` are the weights that autocast has cast, which stay until the step ends.
     """
 
-    def __init__(self, device: str, capability: tuple[int, int], format: torch.dtype | None) -> None:
+    def __init__(
+        self, device: str, capability: tuple[int, int], format: torch.dtype | None, *, zero3: bool = False
+    ) -> None:
         super().__init__()
+        self.zero3 = zero3
         self.device, self.capability, self.format = device, capability, format
         self.casting = False  # whether autocast is on
         self.copies: dict[int, Tensor] = {}
@@ -98,6 +101,8 @@ class StandIn(TorchFunctionMode):
             if change is not None:
                 args = tuple(_each(change, each) for each in args)
                 kwargs = {name: _each(change, each) for name, each in kwargs.items()}
+        if func is functional.linear and self.zero3:
+            return _Linear.apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         if func is functional.dropout and self.device == "cuda":
             return self._dropout(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
@@ -158,6 +163,32 @@ class StandIn(TorchFunctionMode):
         return _ATEN._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
+
+
+class _Linear(torch.autograd.Function):
+    """DeepSpeed's linear layer for ZeRO-3, which keeps its input whether or not the weight is trained.
+
+    After LinearFunctionForZeroStage3 (deepspeed/runtime/zero/linear.py).
+    """
+
+    @staticmethod
+    def forward(context: Any, value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        context.save_for_backward(value, weight, bias)
+        if value.dim() == 2 and bias is not None:
+            return torch.addmm(bias, value, weight.t())
+        made = value.matmul(weight.t())
+        return made if bias is None else made.add_(bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        value, weight, _ = context.saved_tensors
+        (gradient,) = gradients
+        wanted = (*context.needs_input_grad, False)
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        for_value = gradient.matmul(weight) if wanted[0] else None
+        for_weight = rows.t().matmul(value.reshape(-1, value.shape[-1])) if wanted[1] else None
+        for_bias = rows.sum(0) if wanted[2] else None
+        return (for_value, for_weight, for_bias)[: len(context.needs_input_grad)]
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ def traced(wanted: Wanted) -> Trace:
     casts = STRATEGIES[kind].casts
     lowers = not casts and wanted.dtype != "fp32" and recipe.precision.weights == "fp32"
     meter = Meter(wanted.device)
-    stand_in = StandIn(wanted.device, wanted.capability, dtype if lowers else None)
+    stand_in = StandIn(wanted.device, wanted.capability, dtype if lowers else None, zero3=kind == "zero3")
     with stand_in:
         model = made_model(recipe, wanted.dtype, "meta").train()
     for block in model.blocks:  # backward, which recomputes it, leaves the mode
@@ -117,41 +118,65 @@ def batch(recipe: Recipe, wanted: Wanted) -> dict[str, Tensor]:
 
 
 class Tracer:
-    """Runs micro steps and marks where a strategy acts. gradients: storage -> parameter, by number."""
+    """Runs micro steps and marks where a strategy acts. gradients: storage -> parameter, by number.
+
+    zero3: whether it acts at every module, and a module's own parameters are also those that it asks another one for,
+    as an output layer that is tied (deepspeed/runtime/zero/parameter_offload.py: ZeROOrderedDict).
+    """
 
     def __init__(self, model: Model, meter: Meter, *, zero3: bool, units: Sequence[nn.Module]) -> None:
         self.model, self.meter = model, meter
         self.gradients: dict[int, int] = {}
         self._numbers = {id(each): number for number, each in enumerate(model.parameters())}
-        self.modules = self._watched(zero3=zero3, units=units)
+        self._zero3 = zero3
+        self._inside: list[int] = []  # modules whose forward goes on
+        self._own: list[tuple[int, ...]] = []
+        self._watched = self._watch(units)
         for number, each in enumerate(model.parameters()):
             if each.requires_grad:
                 hook = partial(self._ready, number)
                 each.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _watched(self, *, zero3: bool, units: Sequence[nn.Module]) -> tuple[Module, ...]:
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        return tuple(replace(each, own=own) for each, own in zip(self._watched, self._own, strict=True))
+
+    def _watch(self, units: Sequence[nn.Module]) -> list[Module]:
         chosen, found = {id(each) for each in units}, list[Module]()
         for name, module in self.model.named_modules():
-            own = self._numbered(module.parameters(recurse=False))
             unit = id(module) in chosen
-            if not unit and not (zero3 and own):
+            if not unit and not self._zero3:
                 continue
             number = len(found)
+            own = self._numbered(module.parameters(recurse=False))
+            self._own.append(own)
             found.append(Module(name, own, self._numbered(module.parameters()), unit))
             module.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
             module.register_forward_hook(partial(self._leave, number))
-        return tuple(found)
+            if self._zero3:
+                module._parameters = _Noticed(module._parameters, self._asked)
+        return found
+
+    def _asked(self, parameter: nn.Parameter) -> None:
+        """A parameter that no module around has becomes one of the innermost's."""
+        number = self._numbers.get(id(parameter))
+        if number is not None and self._inside and not any(number in self._own[each] for each in self._inside):
+            self._own[self._inside[-1]] += (number,)
 
     def _numbered(self, parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
         return tuple(self._numbers[id(each)] for each in parameters)
 
     def _enter(self, number: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self.meter.mark(Kind.ENTER, number)
+        self._inside.append(number)
         left = partial(self.meter.mark, Kind.AFTER, number)
-        return _through(_Marked, left, args), _through(_Marked, left, kwargs)
+        # DeepSpeed's hooks are not told of arguments by name
+        return _through(_Marked, left, args), kwargs if self._zero3 else _through(_Marked, left, kwargs)
 
     def _leave(self, number: int, module: nn.Module, args: Any, output: Any) -> Any:
         self.meter.mark(Kind.LEAVE, number)
+        if number in self._inside:
+            del self._inside[self._inside.index(number) :]
         return _through(_Marked, partial(self.meter.mark, Kind.REACH, number), output)
 
     def _ready(self, number: int, parameter: Tensor) -> None:
@@ -166,6 +191,7 @@ class Tracer:
         meter = self.meter
         meter.exclude(list(inputs.values()))
         begin = len(meter.events)
+        self._inside = []
         meter.mark(Kind.FORWARD)
         with stand_in.autocast():
             loss = self.model(**inputs)
@@ -177,6 +203,20 @@ class Tracer:
         meter.mark(Kind.END)
         meter.survivors(begin)
         return tuple(meter.events[begin:])
+
+
+class _Noticed(dict[str, Any]):
+    """The parameters of a module, which tell when one is asked for."""
+
+    def __init__(self, parameters: Mapping[str, Any], asked: Callable[[nn.Parameter], None]) -> None:
+        super().__init__(parameters)
+        self._asked = asked
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if found is not None:
+            self._asked(found)
+        return found
 
 
 class _Marked(torch.autograd.Function):
