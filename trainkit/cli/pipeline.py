@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
     from trainkit.data.seen import SeenData
     from trainkit.errors import Diagnostic
+    from trainkit.foresight.estimate import Measured
     from trainkit.hub.cache import CachedRepo
     from trainkit.launch_plan.context import Context
-    from trainkit.launch_plan.model import Planned
+    from trainkit.launch_plan.model import Foresight, Planned
     from trainkit.machine.facts import Facts
     from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
     from trainkit.runner.execute import RunRequest
+    from trainkit.runner.report.shortage import Shortage
     from trainkit.runner.rundir.layout import RunLayout
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
@@ -164,7 +166,8 @@ def plan_recipe(
     hub = on_hub(resolved)
     facts = asked_facts(resolved, facts or probe())
     seen = look_at_data(resolved, hub)
-    return build_plan(with_described(resolved, hub), facts, earlier, own, hub, seen=seen, preparing=preparing)
+    made = with_described(resolved, hub)
+    return build_plan(made, facts, earlier, own, hub, seen=seen, preparing=preparing, foresee=foreseen_here)
 
 
 def asked_facts(resolved: Resolved, facts: Facts) -> Facts:
@@ -189,7 +192,8 @@ def decide_recipe(resolved: Resolved, facts: Facts) -> Context:
 
     hub = on_hub(resolved)
     seen = look_at_data(resolved, hub)
-    context, *_ = decide(with_described(resolved, hub), asked_facts(resolved, facts), (), (), hub, seen=seen)
+    made = with_described(resolved, hub)
+    context, *_ = decide(made, asked_facts(resolved, facts), (), (), hub, seen=seen, foresee=foreseen_here)
     return context
 
 
@@ -289,4 +293,35 @@ def run_request(
     text = resolved_yaml(replace(resolved, recipe=pinned(resolved.recipe, planned.plan.repositories)))
     place, script = place_in(os.environ), shell.render(planned.plan, text)
     job = place.start if isinstance(place, Place) else ""
-    return RunRequest(planned, text, script, dict(os.environ), node_rank, again=again, job=job)
+    told = partial(answer_shortage, resolved)
+    return RunRequest(planned, text, script, dict(os.environ), node_rank, again=again, job=job, answer=told)
+
+
+def answer_shortage(resolved: Resolved, lacking: Shortage) -> Iterator[str]:
+    """What to change in a recipe whose run has run out of memory."""
+    from trainkit.machine.probe import probe
+    from trainkit.planner.room import answer
+
+    return answer(decide_recipe(resolved, probe()), lacking, foreseen_here)
+
+
+def foreseen_here(context: Context) -> Foresight | None:
+    """The estimate of a plan: by a trace of the model, where one was made before, else by the architecture's sizes."""
+    from trainkit.foresight.estimate import digest_of, foreseen, known_or_formula, wanted_of, why_not
+    from trainkit.foresight.traces import Traces, kept_foresight
+
+    if why_not(context):
+        return None
+    traces, measured = Traces(), measured_here(context)
+    digest = digest_of(context, measured, traced=traces.has(wanted_of(context)))
+    return kept_foresight(digest, lambda: foreseen(context, known_or_formula(context, traces.known), measured))
+
+
+def measured_here(context: Context) -> Measured:
+    """What runs on the same device were measured to take."""
+    from trainkit.foresight.calibration import beside
+    from trainkit.foresight.estimate import Measured
+    from trainkit.foresight.measured import device_of, measurements
+
+    records = measurements(device_of(context.facts, context.cards[0].name if context.cards else ""))
+    return Measured(tuple(records), beside(records))

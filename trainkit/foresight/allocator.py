@@ -98,6 +98,9 @@ class CachingAllocator:
             missing = size - (last.size if last is not None and last.free else 0)
             length = -(-missing // page) * page
             self._reserve(size, length)
+            if last is not self._last.get(pool):  # it went back to the driver, for want of memory
+                self.reserved -= length
+                return self._grown(size, pool)
             if last is None:
                 return self._segment(length, pool)
             if last.free:
@@ -142,7 +145,7 @@ class CachingAllocator:
                         del self._last[pool]
                 else:
                     kept.append((size, address))
-            self._free[pool] = kept
+            free[:] = kept
 
 
 def replay(timeline: Timeline, limit: int | None = None, *, expandable: bool = False) -> CachingAllocator:

@@ -7,12 +7,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from trainkit import __version__
 from trainkit.data.formats import packing_of
 from trainkit.foresight.allocator import OutOfMemoryError, replay
+from trainkit.foresight.calibration import Record, calibrated
 from trainkit.foresight.memory import STRATEGIES, simulate
-from trainkit.foresight.speed import Pace, StepTime, step_time
+from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
 from trainkit.foresight.strategies import Run, Whole
 from trainkit.foresight.trace import Trace, Wanted
 from trainkit.foresight.updates import Tensor, state
@@ -26,10 +29,12 @@ from trainkit.tasks import CAUSAL, task_of
 Tree = Mapping[str, Any]
 # The trace of what is wanted and how it was come by: `traced` or `formula`; None where there is none.
 Tracing = Callable[[Wanted], tuple[Trace, str] | None]
+Foresee = Callable[[Context], Foresight | None]  # the estimate of a plan; None where none can be made
+formula: Callable[..., Any] = call("trainkit.foresight.formula:formula")
 deepspeed_config: Callable[..., Any] = call("trainkit.tools.deepspeed.config:deepspeed_config")  # few plans need it
 
 MIB, GIB = 2**20, 2**30
-MARGINS: Mapping[str, float] = {"traced": 0.05, "remembered": 0.02, "formula": 0.10}
+MARGINS: Mapping[str, float] = {"traced": 0.05, "remembered": 0.02, "formula": 0.08}
 UNMEASURED = 0.01  # more, of a card whose context was never measured
 # What a process takes on a GPU before torch allocates anything: CUDA's context, kernels, libraries. It differs by card
 # and driver; a measured one takes its place.
@@ -117,10 +122,30 @@ def why_not(context: Context) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured on this very card. outside: bytes of a process beside what torch allocates."""
+    """What was measured on this very device. outside: bytes of a process beside what torch allocates."""
 
-    pace: Pace | None = None
+    records: tuple[Record, ...] = ()
     outside: int | None = None
+
+
+def by_formula(context: Context) -> Foresight | None:
+    """The estimate of a plan from the sizes of its model's architecture, which takes milliseconds."""
+    return foreseen(context, partial(_formula, context))
+
+
+def known_or_formula(context: Context, known: Callable[[Wanted], Trace | None]) -> Tracing:
+    """A trace that was made before, else one by the architecture's sizes."""
+
+    def tracing(wanted: Wanted) -> tuple[Trace, str] | None:
+        trace = known(wanted)
+        return (trace, "traced") if trace else _formula(context, wanted)
+
+    return tracing
+
+
+def _formula(context: Context, wanted: Wanted) -> tuple[Trace, str] | None:
+    trace: Trace | None = formula(wanted, context.resolved.described.model)
+    return (trace, "formula") if trace else None
 
 
 def foreseen(context: Context, tracing: Tracing, measured: Measured | None = None) -> Foresight | None:
@@ -135,11 +160,22 @@ def estimated(context: Context, tracing: Tracing, measured: Measured | None = No
     return Estimate(context, found[0], found[1], measured or Measured()) if found else None
 
 
-def digest_of(context: Context, tracing: str = "") -> str:
-    """SHA-256 of all that an estimate follows from."""
-    wanted, run = wanted_of(context), run_of(context)
-    text = json.dumps([wanted.key, asdict(run), limit_of(context), context.facts.memory_total, tracing], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest_of(context: Context, measured: Measured, *, traced: bool) -> str:
+    """SHA-256 of all that an estimate follows from. traced: whether it is made from a trace."""
+    recipe, facts = context.recipe, context.facts
+    follows = (
+        __version__,
+        wanted_of(context).key,
+        asdict(run_of(context)),
+        asdict(measured),
+        traced,
+        context.resolved.described.model,
+        [recipe.checkpoint.model_dump(mode="json"), recipe.train.steps, recipe.train.epochs, recipe.env],
+        [asdict(context.batch), context.seen.rows, context.processes, context.topology.nodes],
+        [limit_of(context), facts.memory_total, facts.cpu_cores, facts.price_per_hour, facts.allocator],
+        [each.name for each in context.cards],
+    )
+    return hashlib.sha256(json.dumps(follows, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def limit_of(context: Context) -> int:
@@ -156,7 +192,10 @@ class Estimate:
         self.context, self.trace, self.run, self.basis = context, trace, run_of(context), basis
         self.strategy: Whole = simulate(trace, self.run)
         card = accelerator(context.cards[0].name) if context.cards else None
-        self.pace = measured.pace or (Pace.of(card, tf32=bool(context.recipe.precision.tf32)) if card else None)
+        sheet = Pace.of(card, tf32=bool(context.recipe.precision.tf32)) if card else None
+        cores = max(1, context.facts.cpu_cores // context.processes)
+        rates = sheet if context.cards else Pace.of_cores(cores)
+        self.pace = calibrated(rates, measured.records) if rates else None
         self.outside = measured.outside or (CONTEXT if context.cards else PROCESS["cpu"])
         self.margin = MARGINS[basis] + (UNMEASURED if context.cards and measured.outside is None else 0)
 
@@ -183,6 +222,8 @@ class Estimate:
             verdict=self.verdict(limit),
             moment=device.peak_moment,
             operator=device.peak_operator,
+            allocated=device.peak,
+            reserved=reserved,
             host=self.host(),
             host_limit=context.facts.memory_total,
             start=start,
@@ -193,6 +234,7 @@ class Estimate:
             hours=rounded(hours) if hours else None,
             price=rounded(hours * price * context.topology.nodes) if hours and price else None,
             disk=self.disk(),
+            work=work_of(self.trace, self.run),
             notes=self.notes(),
         )
 

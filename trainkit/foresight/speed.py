@@ -19,19 +19,24 @@ ARITHMETIC, TRAFFIC, CONNECTION = 0.7, 0.85, 0.75  # shares of the peaks of data
 DISPATCH = 6e-6  # seconds that an operator takes to start on a GPU at least
 HOST_LINK = 20e9  # bytes a second between a GPU and the machine's memory (PCIe 4, 16 lanes)
 BETWEEN_NODES = 25e9  # bytes a second of a GPU to another machine, of an adapter of 200 Gbit/s
+# What one core of a CPU reaches, until it is measured: operations and bytes a second, seconds of an operator.
+CORE = (40e9, 8e9, 4e-6)
+WORK = ("FLOPs", "16-bit FLOPs", "bytes", "operators")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """What a device reaches. flops: operations a second by format; bandwidth, link: bytes a second.
 
-    dispatch: seconds of an operator at least. measured: whether it was, on this very card.
+    dispatch: seconds of an operator at least. adds: whether arithmetic, traffic and starts follow one another, as on a
+    CPU, and do not overlap. measured: whether it was, on this very device.
     """
 
     flops: Mapping[str, float] = field(default_factory=dict)
     bandwidth: float = 1.0
     link: float = BETWEEN_NODES
     dispatch: float = DISPATCH
+    adds: bool = False
     measured: bool = False
 
     @classmethod
@@ -42,6 +47,13 @@ class Pace:
         rates = {"fp32": full, "bf16": half if card.tf32 else card.fp32, "fp16": half}
         flops = {name: rate * 1e12 * ARITHMETIC for name, rate in rates.items()}
         return cls(flops, card.bandwidth * 1e9 * TRAFFIC, card.link * 1e9 * CONNECTION)
+
+    @classmethod
+    def of_cores(cls, cores: int) -> Pace:
+        """Of a CPU that was never measured, by its number of cores."""
+        arithmetic, bandwidth, dispatch = CORE
+        flops = dict.fromkeys(("fp32", "bf16", "fp16"), arithmetic * cores)
+        return cls(flops, bandwidth * min(cores, 4), link=2e9, dispatch=dispatch, adds=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +74,41 @@ def seconds(work: tuple[Work, ...], pace: Pace) -> float:
     total = 0.0
     for each in work:
         rate = pace.flops.get(each.format) or pace.flops["fp32"]
-        total += each.count * max(each.flops / rate, each.bytes / pace.bandwidth, pace.dispatch)
+        parts = each.flops / rate, each.bytes / pace.bandwidth, pace.dispatch
+        total += each.count * (sum(parts) if pace.adds else max(parts))
     return total
 
 
-def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
-    """An optimizer step of a rank."""
-    computing = run.accumulation * seconds(trace.work, pace)
+def work_of(trace: Trace, run: Run) -> tuple[tuple[str, float], ...]:
+    """What the time of a step is reckoned from, by the names of WORK."""
+    full = sum(each.count * each.flops for each in trace.work if each.format == "fp32")
+    half = sum(each.count * each.flops for each in trace.work if each.format != "fp32")
+    moved = sum(each.count * each.bytes for each in trace.work)
+    operators = sum(each.count for each in trace.work)
+    update = updated(trace, run)
+    sums = (full, half, moved, operators)
+    found = [run.accumulation * each for each in sums]
+    found[2] += update
+    return tuple(zip(WORK, (float(f"{each:.4g}") for each in found), strict=True))
+
+
+def updated(trace: Trace, run: Run) -> float:
+    """Bytes that the optimizer's step reads and writes on a rank."""
     share = 1 / run.ranks if run.strategy in ("fsdp", "zero1", "zero2", "zero3") else 1.0
     mine = share * sum(each.bytes for each in trace.trained)
     tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in trace.trained]
     kept = [state(run.optimizer, each, run.momentum) for each in tensors]
     states = share * sum(size for sizes in kept for size in sizes or ())
     # Gradients are read twice (the norm), weights and state are read and written.
-    moved = 2 * mine + 2 * mine + 2 * states
+    return 2 * mine + 2 * mine + 2 * states
+
+
+def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
+    """An optimizer step of a rank."""
+    computing = run.accumulation * seconds(trace.work, pace)
     offloaded = any(run.options.get(name) not in (None, False, "none") for name in
                     ("offload", "offload_optimizer", "offload_param"))  # fmt: skip
-    updating = moved / (HOST_LINK if offloaded else pace.bandwidth)
+    updating = updated(trace, run) / (HOST_LINK if offloaded else pace.bandwidth)
     return StepTime(computing, updating, max(0.0, traffic(trace, run) / _link(run, pace) - computing))
 
 

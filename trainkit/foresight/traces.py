@@ -7,15 +7,38 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from trainkit.decode import DecodeError, decode
 from trainkit.errors import Diagnostic, MachineError
 from trainkit.files import cache_folder, read_json, write_json
 from trainkit.foresight.trace import Trace, Wanted
+from trainkit.launch_plan.model import Foresight
 
 LONGEST = 600.0  # seconds that a trace may take; the largest models take twenty
 _ENDS = 10.0  # seconds for the process to end after its input has
+
+
+def kept_foresight(digest: str, make: Callable[[], Foresight | None]) -> Foresight | None:
+    """An estimate from the user's cache, made and kept there if need be. digest: of all that it follows from."""
+    folder = cache_folder(os.environ, "foresight")
+    path = Path(folder, f"{digest[:32]}.json") if folder else None
+    if path is not None:
+        try:
+            return cast("Foresight", decode(Foresight, read_json(path)))
+        except (DecodeError, TypeError, KeyError):
+            pass  # none, or of another version
+    made = make()
+    if made is not None and path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, asdict(made))
+        except OSError:
+            pass  # a full disk: it is made again the next time
+    return made
 
 
 class Traces:
@@ -43,6 +66,11 @@ class Traces:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def has(self, wanted: Wanted) -> bool:
+        """Whether the trace is in the cache."""
+        path = self._path(wanted)
+        return path is not None and path.exists()
 
     def known(self, wanted: Wanted) -> Trace | None:
         """The trace, if it is in the cache."""
@@ -76,8 +104,6 @@ class Traces:
         return self._folder / f"{wanted.key[:32]}.json" if self._folder else None
 
     def _ask(self, wanted: Wanted) -> dict[str, Any]:
-        from dataclasses import asdict
-
         if self._process is None:
             argv = [self._python, "-m", "trainkit.trainer.tracing"]
             environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

@@ -307,6 +307,8 @@ class Foresight:
     host: of all ranks of a machine together, host_limit: what it has. start: what is taken before the first step, where
     that is more than a step takes: on the device, and in the machine's memory; start_verdict as above.
     step: seconds of an optimizer step; hours of the whole run, price of these on all GPUs; None where not known.
+    allocated, reserved: of tensors, and what torch's allocator holds for them. work: of a step, what its time is
+    reckoned from: FLOPs by format, bytes moved, operators.
     disk: of the checkpoints that are kept. peak_share: model FLOPs utilisation.
     """
 
@@ -318,6 +320,8 @@ class Foresight:
     verdict: str
     moment: str
     operator: str = ""
+    allocated: int = 0
+    reserved: int = 0
     host: int = 0
     host_limit: int = 0
     start: tuple[int, int] = (0, 0)
@@ -328,6 +332,7 @@ class Foresight:
     hours: float | None = None
     price: float | None = None
     disk: int = 0
+    work: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -337,8 +342,9 @@ class Foresight:
 
     @property
     def largest(self) -> tuple[str, int]:
-        """The largest part."""
-        return max(self.parts, key=lambda each: each[1])
+        """The largest part of what torch allocates."""
+        own = [each for each in self.parts if each[0] not in ("context", "process", "fragmentation")]
+        return max(own or self.parts, key=lambda each: each[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,10 @@ GPUS: tuple[Accelerator, ...] = (
         r"NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, 1008, _PCIE4,
         "NVIDIA Ada GPU architecture white paper 2.1, table 2",
     ),
-    Accelerator(r"NVIDIA H100( 80GB HBM3| 96GB HBM2e| SXM.*)", 66.9, 494.7, 989.4, 3350, _NVLINK4, f"{_H100}, table 2"),
+    Accelerator(
+        r"NVIDIA H100 96GB HBM2e", 66.9, 494.7, 989.4, 2400, _NVLINK4, f"{_H100}, table 2, and torchtitan",
+    ),
+    Accelerator(r"NVIDIA H100( 80GB HBM3| SXM.*)", 66.9, 494.7, 989.4, 3350, _NVLINK4, f"{_H100}, table 2"),
     Accelerator(r"NVIDIA H100 PCIe", 51.2, 378, 756, 2000, _PCIE5, f"{_H100}, table 2"),
     Accelerator(r"NVIDIA H100 NVL", 60, 417.5, 835, 3900, 300, "NVIDIA H100 data sheet, halved from sparse"),
     Accelerator(r"NVIDIA H200", 67, 494.5, 989.5, 4800, _NVLINK4, "NVIDIA H200 data sheet, halved from sparse"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trainkit.data.seen import SeenData
 from trainkit.errors import Diagnostic, RecipeError
+from trainkit.foresight.estimate import Foresee, by_formula
 from trainkit.hub.cache import CachedRepo
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import (
@@ -31,8 +33,9 @@ from trainkit.lazy import call, load
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_simulated
-from trainkit.planner import env, expected
+from trainkit.planner import env, expected, room
 from trainkit.planner.batch import solve_batch
+from trainkit.planner.choose import chosen, chosen_micro
 from trainkit.planner.container import facts_in_image, planned, wrapped
 from trainkit.planner.container import preparations as prepared
 from trainkit.planner.dtype import choose_dtype
@@ -46,7 +49,7 @@ from trainkit.planner.rules import compatibility_rules, input_rules, plan_rules
 from trainkit.planner.techniques import techniques
 from trainkit.planner.training import training
 from trainkit.recipe.resolved import Asked, Resolved
-from trainkit.recipe.schema import DatasetData, Fsdp, Recipe
+from trainkit.recipe.schema import Auto, DatasetData, Fsdp, Recipe
 from trainkit.recipe.yaml_writer import consistent, recipe_yaml
 from trainkit.rule import check
 from trainkit.schedulers.registry import SCHEDULERS
@@ -82,14 +85,15 @@ def build_plan(
     *,
     seen: SeenData | None = None,
     preparing: bool = False,
+    foresee: Foresee = by_formula,
 ) -> Planned:
     """The plan for a recipe on a machine. saved, own: checkpoints of earlier runs and of this one, newest first.
 
     hub: what of the repositories that it names is on the disk; without it nothing is known of them. seen: of the
-    data. preparing: the job only prepares the data. Raises RecipeError for what is wrong on any machine; what only this
-    machine lacks is a blocker among notices.
+    data. preparing: the job only prepares the data. foresee: what tells memory and time. Raises RecipeError for what is
+    wrong on any machine; what only this machine lacks is a blocker among notices.
     """
-    context, launcher, device, found = decide(resolved, facts, saved, own, hub, seen=seen)
+    context, launcher, device, found = decide(resolved, facts, saved, own, hub, seen=seen, foresee=foresee)
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
     first = (*hub_preparations(context), *data_preparations(context), *(builds(context) if context.deepspeed else ()))
@@ -101,7 +105,7 @@ def build_plan(
         plan_version=PLAN_VERSION,
         **_taken_over(recipe),
         training_digest=context.training_digest,
-        training=training(context),
+        training=(*training(context), *room.rows(context.foresight)),
         strategy=_strategy(recipe, context.topology.device),
         launcher=launcher,
         program=Choice(recipe.program.kind, PROGRAMS[recipe.program.kind].reason(context)),
@@ -119,6 +123,7 @@ def build_plan(
         job=job.job if job else None,
         hang=env.hang_watch(context),
         techniques=techniques(context),
+        foresight=context.foresight,
         notices=tuple(Notice(each.severity, each.what, each.hint) for each in found if each.severity != "error"),
     )
     return Planned(plan, _provenance(command_sources, job, environment_sources, files))
@@ -188,11 +193,18 @@ def decide(
     hub: Sequence[CachedRepo] = (),
     *,
     seen: SeenData | None = None,
+    foresee: Foresee = by_formula,
 ) -> tuple[Context, Choice, Choice, tuple[Diagnostic, ...]]:
     """Every decision, the launcher and the device with their reasons, and what is to be remarked on them.
 
     Raises RecipeError with all that can be known at once.
     """
+    if isinstance(resolved.recipe.strategy, Auto):
+
+        def plan(settled: Resolved) -> Context:
+            return decide(settled, facts, (), (), hub, seen=seen, foresee=lambda _: None)[0]
+
+        resolved = chosen(resolved, plan, foresee)
     facts = replace(facts, executable=getattr(resolved.recipe.cluster, "python", None) or facts.executable)
     inside = facts_in_image(resolved.recipe, facts)
     # In the order of dependence: devices decide launcher and format, ranks the batch, and all of it what is resumed.
@@ -222,7 +234,10 @@ def decide(
     reader = ResumeTarget(digest, recipe.strategy.kind, topology.world_size, recipe.program.kind)
     resume, notices = choose_resume(resolved, reader, saved, own)
     context = replace(context, resolved=resolved, training_digest=digest, resume=resume)
-    found = check(plan_rules(context), context)
+    if context.batch.search and context.cards:
+        context = chosen_micro(context, foresee)
+    context = replace(context, foresight=foresee(context))
+    found = check((*plan_rules(context), partial(room.room_for_the_run, foresee=foresee)), context)
     if problems := [each for each in found if each.severity == "error"] or [*overwritten(context)]:
         raise RecipeError(problems)
     return context, launcher, Choice(topology.device, placement.device_reason), (*placement.notices, *notices, *found)

@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainkit.foresight.estimate import Measured, Tracing, foreseen
+from trainkit.foresight.estimate import Foresee
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.rules import compatibility_rules
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.rule import check
+from trainkit.text import join_names
 
 Settings = Mapping[str, Any]  # by dotted key
+RECOMPUTING = "efficiency.gradient_checkpointing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,12 @@ class Change:
     @property
     def words(self) -> str:
         """As they are typed behind a command."""
-        return " ".join(f"{key}={_typed(value)}" for key, value in self.settings.items())
+        told = dict(self.settings)
+        if told.get(f"{RECOMPUTING}.selective") is False:  # which it is by itself
+            every = told.pop(f"{RECOMPUTING}.every")
+            del told[f"{RECOMPUTING}.selective"]
+            told[RECOMPUTING] = bool(every)
+        return " ".join(f"{key}={_typed(value)}" for key, value in told.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,12 @@ def candidates(context: Context) -> Iterator[Change]:
 
 def _recomputing(recipe: Recipe) -> Iterator[Change]:
     asked = recipe.efficiency.gradient_checkpointing
-    key = "efficiency.gradient_checkpointing"
     if not asked.every:
-        yield Change({f"{key}.every": 1, f"{key}.selective": True}, costs="computes again what is quick")
+        yield Change(
+            {f"{RECOMPUTING}.every": 1, f"{RECOMPUTING}.selective": True}, costs="computes again what is quick"
+        )
     if not asked.every or asked.selective or int(asked.every) > 1:
-        yield Change({f"{key}.every": 1, f"{key}.selective": False}, costs="computes each block twice")
+        yield Change({f"{RECOMPUTING}.every": 1, f"{RECOMPUTING}.selective": False}, costs="computes each block twice")
 
 
 def _offloading(context: Context) -> Iterator[Change]:
@@ -127,16 +135,90 @@ def possible(context: Context) -> bool:
     return not check(compatibility_rules(context), context)
 
 
-def what_if(context: Context, tracing: Tracing, measured: Measured | None = None) -> list[Changed]:
+def made(context: Context, change: Change, foresee: Foresee) -> Changed | None:
+    """What a change comes to; None where it contradicts the rest, or nothing can be told of it."""
+    try:
+        other = with_settings(context, change.settings)
+    except ValueError:
+        return None
+    found = foresee(other) if possible(other) else None
+    return Changed(change, found) if found else None
+
+
+def what_if(context: Context, foresee: Foresee) -> list[Changed]:
     """Each change that is possible, with what it comes to: the greatest saving first."""
-    found = []
+    found = (made(context, change, foresee) for change in candidates(context))
+    return sorted((each for each in found if each), key=lambda each: each.foresight.total)
+
+
+def fits(found: Foresight) -> bool:
+    """Whether a run fits, from its start on, with the margin."""
+    return found.verdict == found.start_verdict == "fits"
+
+
+def remedy(context: Context, foresee: Foresee) -> Changed | None:
+    """The change with which a plan fits: the quickest that trains the same numbers, else the first that does not.
+
+    Where no single one suffices they are taken together, in the guides' order. None where nothing helps.
+    """
+    single = [each for change in candidates(context) if (each := made(context, change, foresee))]
+    enough = [each for each in single if fits(each.foresight)]
+    same = [each for each in enough if each.change.same]
+    if same:
+        return min(same, key=lambda each: each.foresight.step or 0.0)
+    together: dict[str, Any] = {}
+    for change in _escalation(context):
+        wider = Change({**together, **change.settings}, costs=change.costs)
+        found = made(context, wider, foresee)
+        if found is None:
+            continue
+        together = dict(wider.settings)
+        if fits(found.foresight):
+            return found
+    if enough:
+        return enough[0]
     for change in candidates(context):
-        try:
-            other = with_settings(context, change.settings)
-        except ValueError:
-            continue
-        if not possible(other):
-            continue
-        if (made := foreseen(other, tracing, measured)) is not None:
-            found.append(Changed(change, made))
-    return sorted(found, key=lambda each: each.foresight.total)
+        if not change.same:
+            found = made(context, Change({**together, **change.settings}, same=False, costs=change.costs), foresee)
+            if found is not None and fits(found.foresight):
+                return found
+    return None
+
+
+def _escalation(context: Context) -> Iterator[Change]:
+    """What is taken together, one after the other, where one change does not suffice."""
+    micro, accumulation = context.batch.micro or 1, context.batch.accumulation or 1
+    if micro > 1:
+        yield Change({"batch.micro": 1, "batch.accumulation": accumulation * micro})
+    yield Change({f"{RECOMPUTING}.every": 1, f"{RECOMPUTING}.selective": False})
+    if context.ranks > 1:
+        yield Change({"strategy.kind": "fsdp"})
+        yield Change({"strategy.kind": "fsdp", "strategy.offload": True})
+    for kind in ("zero2", "zero3"):
+        yield Change({"strategy.kind": kind, "strategy.offload_optimizer": "cpu"})
+    settings = {"strategy.kind": "zero3", "strategy.offload_optimizer": "cpu", "strategy.offload_param": "cpu"}
+    yield Change(settings)
+
+
+def needless(context: Context, foresee: Foresee) -> Iterator[tuple[str, Changed]]:
+    """Techniques without which a plan fits too, each with what it is like without: they only cost time."""
+    recipe, strategy = context.recipe, context.recipe.strategy
+    batch = context.batch
+    offloads = [name for name in ("offload", "offload_optimizer", "offload_param")
+                if getattr(strategy, name, None) not in (None, False, "none")]  # fmt: skip
+    plain = "ddp" if context.ranks > 1 else "single"
+    asked: list[tuple[str, Settings]] = []
+    if strategy.kind not in ("single", "ddp"):
+        asked.append((f"strategy.kind {strategy.kind}", {"strategy.kind": plain}))
+    if offloads:
+        without = {f"strategy.{name}": False if name == "offload" else "none" for name in offloads}
+        asked.append((join_names([f"strategy.{name}" for name in offloads]), without))
+    if recipe.efficiency.gradient_checkpointing.every:
+        asked.append((RECOMPUTING, {f"{RECOMPUTING}.every": False, f"{RECOMPUTING}.selective": False}))
+    if (batch.accumulation or 1) > 1 and batch.micro:
+        whole = {"batch.micro": batch.micro * batch.accumulation, "batch.accumulation": 1}  # type: ignore[operator]
+        asked.append((f"batch.accumulation {batch.accumulation}", whole))
+    for what, settings in asked:
+        found = made(context, Change(settings), foresee)
+        if found is not None and fits(found.foresight):
+            yield what, found

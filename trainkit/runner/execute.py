@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -24,6 +24,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import describe_failure, remarks
 from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Relay
+from trainkit.runner.report.shortage import Shortage, shortage
 from trainkit.runner.report.summary import build_summary, render_summary
 from trainkit.runner.rundir.create import create_run_dir, write_attempt, write_plan
 from trainkit.runner.rundir.layout import RunLayout
@@ -46,7 +47,7 @@ class RunRequest:
     node_rank: this machine's number among several, or its place; None reads the scheduler's variables.
     run_dir: the directory of a submitted run, which already holds its plan; empty creates a new one.
     attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
-    again: plans again when another run has locked a GPU in the meantime.
+    again: plans again when another run has locked a GPU in the meantime. answer: what to change where memory ran out.
     """
 
     planned: Planned
@@ -55,6 +56,7 @@ class RunRequest:
     environ: Mapping[str, str]
     node_rank: int | Place | None = None
     again: Callable[[], RunRequest] | None = None
+    answer: Callable[[Shortage], Iterable[str]] | None = None
     run_dir: str = ""
     attempt: int = 1
     job: str = ""
@@ -63,12 +65,13 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has ended. failure: for people; empty if it succeeded."""
+    """A run that has ended. failure: for people; empty if it succeeded. lacking: where memory ran out."""
 
     verdict: Verdict
     layout: RunLayout
     summary: Mapping[str, Any]
     failure: str = ""
+    lacking: Shortage | None = None
 
 
 def execute(request: RunRequest) -> int:
@@ -82,6 +85,8 @@ def execute(request: RunRequest) -> int:
     ended = run_plan(request, console)
     if ended.failure:
         console.say(ended.failure)
+    if ended.lacking is not None and request.answer is not None:
+        console.say("\n".join(request.answer(ended.lacking)))
     if ended.summary:
         console.say(render_summary(ended.summary, ended.layout.root))
     return ended.verdict.exit_code
@@ -278,7 +283,20 @@ def _follow(spec: Spec, begun: _StartingRun, plan: Plan, console: Terminal, lock
         refuse_links(layout.root)
         if summary:
             write_json(layout.summary, summary)
+            if verdict.exit_code == 0 and (beside := summary.get("foresight")):
+                keep_measured(plan, beside)
     except OSError as error:
         console.say(f"{layout.summary} could not be written: {error.strerror}")
     failure = describe_failure(verdict, attempt, relay.shown_rank) if verdict.exit_code != 0 else ""
-    return FinishedRun(verdict, layout, summary, failure)
+    return FinishedRun(verdict, layout, summary, failure, shortage(verdict, attempt))
+
+
+def keep_measured(plan: Plan, beside: Mapping[str, Any]) -> None:
+    """Remember in the user's cache what a run took, for the estimates of the next ones on the same device."""
+    from trainkit.foresight.measured import device_of, remember
+    from trainkit.machine.probe import probe
+    from trainkit.runner.report.foresight import record
+
+    made = record(plan, beside)
+    if made is not None:
+        remember(device_of(probe(), plan.cards[0].name if plan.cards else ""), made)

@@ -224,6 +224,7 @@ def _read_machines(view: View, text: str) -> Read:
 
 # How the model is spread over the processes, and who starts them.
 
+AUTO = "auto"
 OFFLOADS = ("strategy.offload_optimizer", "strategy.offload_param")
 
 
@@ -242,7 +243,12 @@ def _spreading(view: View) -> Iterator[str]:
 
 def _strategies(view: View) -> Iterator[AnswerOption]:
     memory = min((gpu.memory_total for gpu in view.used_cards), default=None)
+    if view.builtin and memory is not None:
+        note = "the plan takes the quickest that fits, by an estimate of memory and time"
+        yield AnswerOption(AUTO, note, {"strategy.kind": AUTO}, note)
     for name in view.values("strategy.kind"):
+        if name == AUTO:
+            continue
         note = reason = what = view.meaning("strategy.kind", name)
         if memory is not None:
             size = format_parameters(largest(name, view.ranks, memory))
@@ -260,6 +266,8 @@ def _best_strategy(view: View) -> tuple[str, str]:
         return view.engine, "the script runs on DeepSpeed's engine"
     sizes = {name: view.get(f"model.{name}") for name in ("kind", "hidden_size", "layers", "vocab_size")}
     size, cards = parameters(sizes) if view.builtin else None, view.used_cards
+    if size is None and cards and view.builtin:  # a model of the Hub, say
+        return AUTO, "the plan takes the quickest that fits"
     if size is None or not cards:
         return "ddp", "the fastest while the model fits"
     memory = min(gpu.memory_total for gpu in cards)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,18 +16,24 @@ from typer import Option
 from trainkit.cli.diagnostics import write_text
 from trainkit.cli.file_system import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
-from trainkit.cli.pipeline import cluster_facts, decide_recipe, resolve_line
-from trainkit.errors import ExitCode, MachineError, UsageError
+from trainkit.cli.pipeline import cluster_facts, decide_recipe, measured_here, resolve_line
+from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
     from trainkit.foresight.estimate import Estimate, Tracing
+    from trainkit.launch_plan.context import Context
     from trainkit.launch_plan.model import Foresight
     from trainkit.machine.facts import Facts
     from trainkit.planner.changes import Changed
     from trainkit.recipe.resolved import Resolved
 
+    Source = Callable[[Context], Tracing]
+
 Plot = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw memory over one step, by part, as SVG.")]
 Quick = Annotated[bool, Option("--quick", help="Do not trace the model: take what is known of its architecture.")]
+Calibration = Annotated[
+    bool, Option("--calibration", help="Show what runs on this machine were measured to take, and stop.")
+]
 ALL = "all"
 
 
@@ -39,6 +45,7 @@ def estimate(
     machine: On = None,
     quick: Quick = False,
     plot: Plot = None,
+    calibration: Calibration = False,
     as_json: Json = False,
 ) -> None:
     """Say what RECIPE takes on each rank: memory by part, time, and what would change it. Exit code 4: it does not fit.
@@ -55,19 +62,135 @@ def estimate(
 
     Example: trainkit estimate efficiency-table --variant all --on 1xv100-16gb
     """
+    if calibration:
+        show_calibration()
+        return
+    if variant == ALL and machine == ALL:
+        raise UsageError("--variant all and --on all are two tables", hint="give one of them")
     with tracing_of(quick=quick) as tracing:
-        resolved = resolve_line(context, presets, None if variant == ALL else variant)
-        facts = facts_for(machine, resolved)
-        found = estimated_plan(resolved, facts, tracing)
-        changes = changes_of(found, tracing)
-        if plot is not None:
-            draw(found, plot)
-        if as_json:
-            show_json(found, changes)
+        if machine == ALL:
+            table = machines_table(context, presets, variant, tracing)
+        elif variant == ALL:
+            table = variants_table(context, presets, machine, tracing)
         else:
-            show(found, changes)
-    if found.foresight().verdict == "too large":
-        raise typer.Exit(ExitCode.MACHINE)
+            fits = one(resolve_line(context, presets, variant), machine, tracing, plot, as_json=as_json)
+            if not fits:
+                raise typer.Exit(ExitCode.MACHINE)
+            return
+    sys.stdout.write(json.dumps([row.as_data() for row in table], indent=2) + "\n" if as_json else rows_as_text(table))
+
+
+def one(resolved: Resolved, machine: str | None, tracing: Source, plot: Path | None, *, as_json: bool) -> bool:
+    """The page of one recipe on one machine; whether it fits."""
+    from trainkit.foresight.estimate import foreseen
+    from trainkit.planner.changes import what_if
+
+    found = estimated_plan(resolved, facts_for(machine, resolved), tracing)
+    changes = what_if(found.context, lambda other: foreseen(other, tracing(other), measured_here(other)))
+    if plot is not None:
+        draw(found, plot)
+    if as_json:
+        show_json(found, changes)
+    else:
+        show(found, changes)
+    return found.foresight().verdict != "too large"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table of machines or of variants. fault: why nothing can be told of it."""
+
+    name: str
+    foresight: Foresight | None
+    memory: int = 0  # of all GPUs of the machine together
+    published: str = ""
+    fault: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """For scripts."""
+        found = as_data(self.foresight) if self.foresight else {"fault": self.fault}
+        return {"name": self.name, **found}
+
+
+def machines_table(
+    context: typer.Context, presets: list[str] | None, variant: str | None, tracing: Source
+) -> list[Row]:
+    """The recipe on each machine profile: what fits first, by price where profiles have one, else by size."""
+    from trainkit.cli.machines import machine_facts, profiles
+
+    resolved = resolve_line(context, presets, variant)
+    found = []
+    for name in profiles():
+        facts = machine_facts(name)
+        if facts.gpus:
+            memory = sum(each.memory_total for each in facts.gpus)
+            found.append(replace(row_of(name, resolved, facts, tracing), memory=memory))
+    return sorted(found, key=lambda row: (not (row.foresight and row.foresight.verdict == "fits"),
+                                          (row.foresight and row.foresight.price) or 0.0, row.memory))  # fmt: skip
+
+
+def variants_table(
+    context: typer.Context, presets: list[str] | None, machine: str | None, tracing: Source
+) -> list[Row]:
+    """The recipe and each of its variants on one machine, beside published figures where there are any."""
+    from trainkit.foresight.published import V100_BERT
+
+    base = resolve_line(context, presets, None)
+    names = [None, *base.variants]
+    rows = []
+    for name in names:
+        resolved = base if name is None else resolve_line(context, presets, name)
+        row = row_of(name or "without a variant", resolved, facts_for(machine, resolved), tracing)
+        known = V100_BERT.get(name or "") if base.recipe.name.startswith("efficiency-table") else None
+        rows.append(replace(row, published=f"{known.mib} MiB, {known.samples_per_second:g} samples/s" if known else ""))
+    return rows
+
+
+def row_of(name: str, resolved: Resolved, facts: Facts, tracing: Source) -> Row:
+    """One line; a plan that is refused, or of which nothing can be told, is one too."""
+    try:
+        return Row(name, estimated_plan(resolved, facts, tracing).foresight())
+    except (MachineError, RecipeError) as error:
+        return Row(name, None, fault=error.diagnostics[0].what)
+
+
+def rows_as_text(rows: list[Row]) -> str:
+    """The table for people."""
+    from trainkit.foresight.render import time_in_words
+    from trainkit.text import format_memory, table
+
+    published = any(row.published for row in rows)
+    cells = [("", "in all", "of", "verdict", "time", *(("published (V100)",) if published else ()))]
+    for row in rows:
+        found, last = row.foresight, (row.published,) if published else ()
+        if found is None:
+            cells.append((row.name, "", "", row.fault, "", *last))
+        else:
+            sizes = format_memory(found.total), format_memory(found.limit)
+            cells.append((row.name, *sizes, found.verdict, time_in_words(found), *last))
+    return table(cells)
+
+
+def show_calibration() -> None:
+    """Each device that runs were measured on: how many, what a process takes beside tensors, how wrong times were."""
+    from statistics import median
+
+    from trainkit.foresight.calibration import beside
+    from trainkit.foresight.measured import every_measurement
+    from trainkit.text import format_memory, table
+
+    cells = [("device", "driver", "torch", "runs", "beside tensors", "step, measured by foreseen")]
+    for device, records in every_measurement():
+        outside, timed = (
+            beside(records),
+            [each.seconds / each.foreseen for each in records if each.foreseen and each.seconds],
+        )
+        cells.append((device["device"], device["driver"], device["torch"], str(len(records)),
+                      format_memory(outside) if outside else "", f"{median(timed):.2f}" if timed else ""))  # fmt: skip
+    if len(cells) == 1:
+        write_text("nothing was measured yet: each run that ends well adds to it\n")
+        return
+    write_text(table(cells))
 
 
 def facts_for(machine: str | None, resolved: Resolved) -> Facts:
@@ -78,32 +201,29 @@ def facts_for(machine: str | None, resolved: Resolved) -> Facts:
 
 
 @contextmanager
-def tracing_of(*, quick: bool) -> Iterator[Tracing]:
-    """Where traces come from: the model's own code, or with `quick` its architecture's sizes alone."""
+def tracing_of(*, quick: bool) -> Iterator[Callable[[Context], Tracing]]:
+    """Where traces come from: the model's own code, or with `quick` what is known already."""
+    from trainkit.foresight.estimate import known_or_formula
     from trainkit.foresight.traces import Traces
 
     with Traces() as traces:
-        yield lambda wanted: (traces.get(wanted), "traced")
+        if quick:
+            yield lambda context: known_or_formula(context, lambda _: None)
+        else:
+            yield lambda _: lambda wanted: (traces.get(wanted), "traced")
 
 
-def estimated_plan(resolved: Resolved, facts: Facts, tracing: Tracing) -> Estimate:
+def estimated_plan(resolved: Resolved, facts: Facts, tracing: Source) -> Estimate:
     """The estimate of a recipe on a machine. MachineError where nothing can be told."""
     from trainkit.foresight.estimate import estimated, why_not
 
     context = decide_recipe(resolved, facts)
     if why := why_not(context):
         raise MachineError(f"what this takes cannot be told: {why}", hint="`trainkit plan` shows the rest")
-    found = estimated(context, tracing)
+    found = estimated(context, tracing(context), measured_here(context))
     if found is None:
         raise MachineError("what this takes cannot be told from the architecture's sizes", hint="leave --quick out")
     return found
-
-
-def changes_of(found: Estimate, tracing: Tracing) -> list[Changed]:
-    """What other settings would come to."""
-    from trainkit.planner.changes import what_if
-
-    return what_if(found.context, tracing)
 
 
 def show(found: Estimate, changes: list[Changed]) -> None:

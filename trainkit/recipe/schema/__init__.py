@@ -25,7 +25,7 @@ from trainkit.recipe.schema.cluster import (
 from trainkit.recipe.schema.data import Data, DatasetData, RandomData, TargetData, TextData, TokensData
 from trainkit.recipe.schema.launching import Devices, Hang, Launcher, Logging, Nodes, Output, Program
 from trainkit.recipe.schema.model import GptModel, HfModel, Model, Moe, Peft, Quantize, TargetModel
-from trainkit.recipe.schema.strategy import Ddp, Fsdp, Single, Strategy, StrategyKind, Zero0, Zero1, Zero2, Zero3
+from trainkit.recipe.schema.strategy import Auto, Ddp, Fsdp, Single, Strategy, StrategyKind, Zero0, Zero1, Zero2, Zero3
 from trainkit.recipe.schema.training import (
     Batch,
     Checkpoint,

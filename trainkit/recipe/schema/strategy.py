@@ -164,4 +164,14 @@ class Zero3(_Zero):
     )
 
 
-Strategy = Annotated[Single | Ddp | Fsdp | Zero0 | Zero1 | Zero2 | Zero3, Field(discriminator="kind")]
+class Auto(Section):
+    """The quickest strategy that fits, by the estimates of `trainkit estimate`; the same numbers are trained."""
+
+    kind: Literal["auto"] = setting(
+        "auto",
+        "The plan chooses: the quickest strategy that fits on these devices, the simpler where two are alike, with "
+        "checkpointing and a micro batch where the recipe leaves these open.",
+    )
+
+
+Strategy = Annotated[Auto | Single | Ddp | Fsdp | Zero0 | Zero1 | Zero2 | Zero3, Field(discriminator="kind")]

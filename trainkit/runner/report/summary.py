@@ -20,6 +20,8 @@ from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_json_lin
 from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.foresight import compared
+from trainkit.runner.report.foresight import rows as foresight_rows
 from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Progress, latest_evaluation
 from trainkit.runner.rundir.layout import RunLayout
@@ -185,7 +187,7 @@ def build_summary(
         **dict.fromkeys(whole, WHOLE_SAMPLES),
         **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {}),
     }
-    return {
+    found = {
         **result,
         **own,
         **({"training": dict(plan.training)} if plan.training else {}),
@@ -210,6 +212,8 @@ def build_summary(
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
     }
+    beside = compared(plan, found)
+    return {**found, "foresight": beside} if beside else found
 
 
 def _result(layout: RunLayout) -> tuple[dict[str, Any], str]:
@@ -261,6 +265,7 @@ def render_summary(summary: Summary, run_dir: Path) -> str:
             *_training(summary),
             *_losses(summary),
             *_memory(summary),
+            *foresight_rows(summary.get("foresight")),
             *profile_rows(summary.get("profile")),
             *_trackers(summary),
             ("Damaged", str(summary.get("damaged") or "")),

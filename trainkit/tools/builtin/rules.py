@@ -21,7 +21,6 @@ from trainkit.recipe.schema.model import quantized_bits
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.text import join_names, pluralize
 from trainkit.tools.builtin.inputs import architecture_notices, tokenizer_notices
-from trainkit.tools.builtin.memory import memory_advice
 from trainkit.tools.compile_backends import compile_remarks, records_graphs
 
 WITHOUT_GRAPHS = (
@@ -469,7 +468,6 @@ RULES: tuple[PlanRule, ...] = (
     architecture_notices,
     tokenizer_notices,
     tensor_core_advice,
-    memory_advice,
     loader_processes_share_cores,
     metrics_that_are_not_installed,
 )

@@ -23,7 +23,7 @@ from trainkit.trainer.tracing.meter import Meter
 from trainkit.trainer.tracing.stand_in import StandIn
 
 
-def traced(wanted: Wanted) -> Trace:
+def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
     """The trace of a micro step that finds no gradients, and of one that finds some. TrainingError as of a run."""
     from trainkit.trainer.setup import made_model
 
@@ -34,7 +34,7 @@ def traced(wanted: Wanted) -> Trace:
     casts = STRATEGIES[kind].casts
     lowers = not casts and wanted.dtype != "fp32" and recipe.precision.weights == "fp32"
     meter = Meter(wanted.device)
-    stand_in = StandIn(wanted.device, wanted.capability, dtype if lowers else None, zero3=kind == "zero3")
+    stand_in = standing_in(wanted.device, wanted.capability, dtype if lowers else None, zero3=kind == "zero3")
     with stand_in:
         model = made_model(recipe, wanted.dtype, "meta").train()
     for block in model.blocks:  # backward, which recomputes it, leaves the mode

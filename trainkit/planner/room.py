@@ -1,0 +1,183 @@
+"""What a plan says of memory and time: whether the run fits, what would make it fit, and what it does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from trainkit.errors import Diagnostic, blocker, note, warning
+from trainkit.foresight.estimate import Foresee
+from trainkit.foresight.render import time_in_words, verdict
+from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.model import Foresight
+from trainkit.planner.changes import Changed, fits, needless, remedy, what_if
+from trainkit.text import format_memory
+
+WORTH = 1.03  # times as fast a step must be without a technique for a remark on it
+ALL = "see which machines it fits on: `trainkit estimate RECIPE --on all`"
+
+
+def rows(found: Foresight | None) -> tuple[tuple[str, str], ...]:
+    """(label, words) of the plan's page."""
+    if found is None:
+        return ()
+    name, size = found.largest
+    where = f"{format_memory(found.total)} of {format_memory(found.limit)} on each rank"
+    words = f"{where}: {verdict(found)}; most of it {name} ({format_memory(size)})"
+    time = time_in_words(found)
+    return (("memory", words), *((("time", time),) if time else ()))
+
+
+def room_for_the_run(context: Context, foresee: Foresee) -> Iterator[Diagnostic]:
+    """That it does not fit, at its start or in its steps, with what to change; or what it does without as well."""
+    found = context.foresight
+    if found is None:
+        return
+    if fits(found):
+        yield from _not_needed(context, found, foresee)
+        return
+    # On another machine nothing is stopped; and where the margin decides, neither.
+    certain = found.total / (1 + found.margin) > found.limit or found.start_verdict != "fits"
+    tell = blocker if certain and not context.facts.origin else warning
+    suggested = remedy(context, foresee)
+    hint = _hint(suggested) if suggested else ALL
+    if found.start_verdict != "fits":
+        yield tell(_start(context, found), hint)
+    if found.verdict != "fits":
+        name, size = found.largest
+        doubt = "may not fit" if found.verdict == "tight" else "does not fit"
+        what = (
+            f"the run {doubt}: each rank takes {format_memory(found.total)}, highest in {found.moment}, and has "
+            f"{format_memory(found.limit)}; most of it is {name} ({format_memory(size)})"
+        )
+        yield tell(what, hint) if found.verdict == "too large" else warning(what, hint)
+
+
+def _start(context: Context, found: Foresight) -> str:
+    device, host = found.start
+    if context.cards and device > found.limit:
+        whole = f"the whole model of {format_memory(device)} is on each GPU before {context.strategy} divides it"
+        return f"the run does not fit at its start: {whole}, and a GPU has {format_memory(found.limit)}"
+    return (
+        f"the run does not fit at its start: each of {context.processes} ranks builds the whole model in the machine's "
+        f"memory, {format_memory(host)} together, and there are {format_memory(found.host_limit)}"
+    )
+
+
+def _hint(found: Changed) -> str:
+    costs = f" ({found.change.costs})" if found.change.costs else ""
+    return f"set {found.change.words}: then it takes {format_memory(found.foresight.total)}{costs}"
+
+
+def _not_needed(context: Context, found: Foresight, foresee: Foresee) -> Iterator[Diagnostic]:
+    if not context.cards:
+        return
+    for what, other in needless(context, foresee):
+        without = f"{format_memory(other.foresight.total)} of {format_memory(found.limit)}"
+        times = found.step / other.foresight.step if found.step and other.foresight.step else 1.0
+        if times < WORTH and "accumulation" in what:
+            continue
+        costs = (
+            f"a step takes {times:.2f} times as long" if times >= WORTH else "it makes room for larger batches alone"
+        )
+        yield note(f"it fits without {what}, too ({without}): with it {costs}", f"set {other.change.words}")
+
+
+class Lacking(Protocol):
+    """How memory ran out; bytes, 0 where that is not known. See :class:`trainkit.runner.report.shortage.Shortage`."""
+
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def wanted(self) -> int: ...
+    @property
+    def allocated(self) -> int: ...
+    @property
+    def unused(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def host(self) -> bool: ...
+    @property
+    def moment(self) -> str: ...
+    @property
+    def splintered(self) -> bool: ...
+
+
+EXPANDABLE = "env.PYTORCH_ALLOC_CONF=expandable_segments:True"
+MOST = 4  # suggestions
+
+
+def answer(context: Context, lacking: Lacking, foresee: Foresee) -> Iterator[str]:
+    """What was missing where, and what to change in this recipe, the best first. For a run that ran out of memory."""
+    yield f"memory ran out{_told(lacking)}"
+    found = context.foresight
+    if found is not None:
+        yield f"  expected were {format_memory(found.total)} of {format_memory(found.limit)}, highest in {found.moment}"
+    allocator = str(context.recipe.env.get("PYTORCH_ALLOC_CONF") or context.facts.allocator or "")
+    if lacking.splintered and context.cards and "expandable_segments:True" not in allocator:
+        pieces = format_memory(lacking.unused)
+        yield f"next: {EXPANDABLE} (torch held {pieces} in pieces that were too small, more than was missing)"
+    suggested = [*_suggested(context, lacking, foresee)] if found else []
+    for line in suggested or _of_own_program(context):
+        yield f"next: {line}"
+
+
+def _told(lacking: Lacking) -> str:
+    where = f" on rank {lacking.rank}" if lacking.rank is not None else ""
+    when = f" in {lacking.moment}" if lacking.moment else ""
+    what = " (the machine's)" if lacking.host else ""
+    if not lacking.wanted:
+        return f"{what}{where}{when}"
+    had = f", with {format_memory(lacking.allocated)} in use" if lacking.allocated else ""
+    unused = f" and {format_memory(lacking.unused)} held unused" if lacking.unused else ""
+    of = f" of {format_memory(lacking.limit)}" if lacking.limit else ""
+    return f"{what}{where}{when}: {format_memory(lacking.wanted)} were wanted{had}{unused}{of}"
+
+
+def _suggested(context: Context, lacking: Lacking, foresee: Foresee) -> Iterator[str]:
+    """Changes with what they come to. What was measured to be missing is added to each figure."""
+    found = context.foresight
+    assert found is not None
+    needed = lacking.allocated + lacking.unused + lacking.wanted
+    short = max(0, needed - found.total) if not lacking.host else 0
+
+    def told(changed: Changed) -> Foresight:
+        return replace(changed.foresight, total=changed.foresight.total + short)
+
+    less = [replace(each, foresight=told(each)) for each in what_if(context, foresee)]
+    less = [each for each in less if each.foresight.total < found.total + short]
+    enough = [each for each in less if fits(each.foresight) and each.foresight.total <= found.limit]
+    enough.sort(key=lambda each: (not each.change.same, each.foresight.step or 0.0))
+    first = [*enough[:MOST]]
+    if not enough and (one := remedy(context, foresee)) is not None:
+        first = [one]
+    first += [each for each in less if each not in first][: MOST - len(first)]
+    for each in first:
+        costs = f"; {each.change.costs}" if each.change.costs else ""
+        yield f"{each.change.words} ({format_memory(each.foresight.total)} in all{costs})"
+
+
+def _of_own_program(context: Context) -> Iterator[str]:
+    """For a program whose memory is not known: its settings that take less, in the guides' order."""
+    recipe, batch, kind = context.recipe, context.batch, context.recipe.program.kind
+    if kind == "torch":
+        yield "lower the batch size of the script, and accumulate gradients over more passes"
+        yield "compute in 16 bits (torch.autocast), and recompute activations (torch.utils.checkpoint)"
+        return
+    if batch.micro and batch.micro > 1:
+        half = batch.micro // 2
+        yield f"batch.micro={half} batch.accumulation={(batch.accumulation or 1) * batch.micro // half}"
+    elif batch.micro is None:
+        yield "batch.micro: less than the script's own"
+    if context.dtype == "fp32" and context.cards:
+        yield "precision.dtype=bf16"
+    if not recipe.efficiency.gradient_checkpointing.every and kind == "hf":
+        yield "efficiency.gradient_checkpointing=true"
+    if context.strategy in ("single", "ddp") and context.ranks > 1:
+        yield "strategy.kind=fsdp"
+    elif context.strategy in ("zero1", "zero2"):
+        yield "strategy.kind=zero3"
+    if recipe.optimizer.name.startswith("adamw_torch") and kind == "hf" and context.cards:
+        yield "optimizer.name=adamw_bnb_8bit"
