@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from trainkit import __version__
 from trainkit.data.formats import packing_of
+from trainkit.decode import decode
 from trainkit.foresight.allocator import OutOfMemoryError, replay
 from trainkit.foresight.calibration import Record, calibrated
 from trainkit.foresight.memory import STRATEGIES, simulate
@@ -144,8 +145,14 @@ def known_or_formula(context: Context, known: Callable[[Wanted], Trace | None]) 
 
 
 def _formula(context: Context, wanted: Wanted) -> tuple[Trace, str] | None:
-    trace: Trace | None = formula(wanted, context.resolved.described.model)
+    trace = _kept_formula(json.dumps(asdict(wanted)), json.dumps(dict(context.resolved.described.model), default=str))
     return (trace, "formula") if trace else None
+
+
+@lru_cache(maxsize=8)  # strategies and limits are compared on the same traces
+def _kept_formula(wanted: str, model: str) -> Trace | None:
+    found: Trace | None = formula(decode(Wanted, json.loads(wanted)), json.loads(model))
+    return found
 
 
 def foreseen(context: Context, tracing: Tracing, measured: Measured | None = None) -> Foresight | None:
@@ -202,7 +209,7 @@ class Estimate:
     def foresight(self) -> Foresight:
         """As the plan has it."""
         context, device = self.context, self.strategy.device
-        limit, reserved = limit_of(context), self.reserved()
+        limit, reserved = limit_of(context), self.reserved
         parts = dict(device.parts())
         if reserved > device.peak:
             parts["fragmentation"] = reserved - device.peak
@@ -238,10 +245,12 @@ class Estimate:
             notes=self.notes(),
         )
 
+    @cached_property
     def reserved(self) -> int:
-        """What the allocator holds at its highest; on a CPU what the tensors take."""
-        if self.run.device == "cpu":
-            return self.strategy.device.peak
+        """What the allocator holds at its highest; what the tensors take on a CPU, and where these are too many."""
+        peak = self.strategy.device.peak
+        if self.run.device == "cpu" or peak + self.outside > limit_of(self.context):
+            return peak
         return replay(self.strategy.device, expandable=self.expandable).peak_reserved
 
     @property
@@ -259,8 +268,10 @@ class Estimate:
         return "too large"
 
     def _within(self, room: int) -> bool:
+        if self.reserved <= room:
+            return True
         if self.run.device == "cpu" or self.strategy.device.peak > room:
-            return self.strategy.device.peak <= room
+            return False
         try:
             replay(self.strategy.device, room, expandable=self.expandable)
         except OutOfMemoryError:

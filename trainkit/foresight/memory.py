@@ -9,7 +9,9 @@ from trainkit.foresight.trace import Trace
 from trainkit.foresight.zero import Partitioned, optimizer_states
 from trainkit.foresight.zero3 import Gathered
 
-ALIKE = 3  # micro steps: those between the second and the last are like the second
+# Micro steps: those between the second and the last are like the second; and where gradients are given away in each
+# one, the last is, too.
+ALIKE: Mapping[str, int] = {"single": 2}
 STEPS = 2  # the first makes the optimizer's state, and the second is like all that follow
 STRATEGIES: Mapping[str, Callable[[Trace, Run], Whole]] = {
     "single": Whole,
@@ -26,5 +28,5 @@ def simulate(trace: Trace, run: Run) -> Whole:
     made = STRATEGIES[run.strategy](trace, run)
     made.start()
     for _ in range(STEPS):
-        made.step(min(run.accumulation, ALIKE))
+        made.step(min(run.accumulation, ALIKE.get(run.strategy, 3)))
     return made

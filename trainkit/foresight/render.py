@@ -35,13 +35,14 @@ def time_in_words(found: Foresight) -> str:
     """Step, rate, share of the peak, hours and price; empty where no time is known."""
     if found.step is None:
         return ""
-    words = [f"{found.step * 1000:.3g} ms a step" if found.step < 1 else f"{found.step:.3g} s a step"]
+    words = [f"{found.step * 1000:.3g} ms a step" if found.step < 1 else f"{float(f'{found.step:.3g}'):g} s a step"]
     if found.tokens_per_second:
         words.append(f"{format_rate(found.tokens_per_second)} tokens/s")
     if found.peak_share:
         words.append(f"{found.peak_share:.0%} of the peak (MFU)")
     if found.hours:
-        words.append(f"{format_duration(found.hours * 3600)} in all")
+        long = f"{found.hours / 24:.3g} days" if found.hours >= 48 else format_duration(found.hours * 3600)
+        words.append(f"{long} in all")
     if found.price:
         words.append(f"price {found.price:.4g}")
     return ", ".join(words)

@@ -35,7 +35,7 @@ from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_simulated
 from trainkit.planner import env, expected, room
 from trainkit.planner.batch import solve_batch
-from trainkit.planner.choose import chosen, chosen_micro
+from trainkit.planner.choose import chosen, chosen_micro, why_chosen
 from trainkit.planner.container import facts_in_image, planned, wrapped
 from trainkit.planner.container import preparations as prepared
 from trainkit.planner.dtype import choose_dtype
@@ -106,7 +106,7 @@ def build_plan(
         **_taken_over(recipe),
         training_digest=context.training_digest,
         training=(*training(context), *room.rows(context.foresight)),
-        strategy=_strategy(recipe, context.topology.device),
+        strategy=_strategy(context),
         launcher=launcher,
         program=Choice(recipe.program.kind, PROGRAMS[recipe.program.kind].reason(context)),
         device=device,
@@ -261,8 +261,9 @@ def _dtype(resolved: Resolved, placement: Placement) -> Dtype:
     return choose_dtype(recipe, device, cards, base.tree if base else None, own(resolved) if own else None)
 
 
-def _strategy(recipe: Recipe, device: str) -> Choice:
-    """The recipe's strategy, with what it does and who sees to it."""
+def _strategy(context: Context) -> Choice:
+    """The recipe's strategy, with what it does and who sees to it, and why it was chosen where the plan has chosen."""
+    recipe, device = context.recipe, context.topology.device
     if recipe.program.kind == "deepspeed" and not recipe.strategy.kind.startswith("zero"):
         return Choice(recipe.strategy.kind, OWN_ENGINE)
     reason = STRATEGY_REASON[recipe.strategy.kind]
@@ -272,7 +273,9 @@ def _strategy(recipe: Recipe, device: str) -> Choice:
         reason = reason.removesuffix(" (FSDP2)")  # whichever the program wraps its model in
     elif isinstance(recipe.strategy, Fsdp) and recipe.strategy.version == 1:
         reason = reason.replace("FSDP2", "FSDP1")
-    return Choice(recipe.strategy.kind, f"{PROGRAMS[recipe.program.kind].STRATEGY_BY}{reason}")
+    why = why_chosen(context.resolved)
+    reason = f"{PROGRAMS[recipe.program.kind].STRATEGY_BY}{reason}"
+    return Choice(recipe.strategy.kind, f"{reason}; {why}" if why else reason)
 
 
 def _command(context: Context, container: tuple[Token, ...]) -> tuple[Command, tuple[Source, ...]]:

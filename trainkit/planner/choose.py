@@ -82,6 +82,12 @@ def chosen(resolved: Resolved, plan: Plan, foresee: Foresee) -> Resolved:
     return _settled(resolved, best.settings, why)
 
 
+def why_chosen(resolved: Resolved) -> str:
+    """Why the plan has chosen the strategy; empty where the recipe names one."""
+    entries = resolved.history.get("strategy.kind", ())
+    return entries[-1].note if len(entries) > 1 and entries[-2].value == "auto" else ""
+
+
 def chosen_micro(context: Context, foresee: Foresee) -> Context:
     """The plan with the micro batch for `batch.micro: auto`, where it can be told; else as it is, to be tried out."""
     share = (context.batch.micro or 1) * (context.batch.accumulation or 1)
@@ -119,25 +125,60 @@ def _candidates(resolved: Resolved, plan: Plan, kinds: Sequence[Settings], fores
             context = plan(_settled(resolved, kind, ""))
         except RecipeError:
             continue
-        without_more = False
         for level, more in enumerate(recomputing):
-            for sizes in _sizes(resolved, context):
-                settings = {**kind, **more, **sizes}
-                try:
-                    other = with_settings(context, {**more, **sizes})
-                except ValueError:
-                    break
-                found = foresee(other) if possible(other) else None
-                if found is None:
-                    break
-                yield Candidate(settings, other, found, place * len(RECOMPUTING) + level)
-                if not fits(found):
-                    break  # larger ones take more
-            else:
-                without_more = True
+            tried = _Sizes(kind, {**more}, context, foresee, place * len(RECOMPUTING) + level)
+            fitting, least = tried.largest(_sizes(resolved, context))
+            if least is not None:
+                yield fitting or least
+            if fitting is not None and fitting.context.batch.accumulation == 1:
                 break  # the largest fits: recomputing would only take time
-        if without_more and not any(key.startswith("strategy.offload") for key in kind):
+            if least is None or (fitting is None and not _recomputing_helps(least)):
+                break
+        else:
+            continue
+        if fitting is not None and not any(key.startswith("strategy.offload") for key in kind):
             return  # what is more complicated is not quicker
+
+
+def _recomputing_helps(found: Candidate) -> bool:
+    """Whether it would fit without activations."""
+    small = sum(size for name, size in found.foresight.parts if name in ("activations", "temporaries", "loss"))
+    return found.foresight.total - small < found.foresight.limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Micro batches of one strategy with one way to recompute."""
+
+    kind: Settings
+    more: Settings
+    context: Context
+    foresee: Foresee
+    place: int
+
+    def largest(self, sizes: Sequence[Settings]) -> tuple[Candidate | None, Candidate | None]:
+        """The largest that fits, and the smallest of all; None for what can neither run nor be told."""
+        least = self._tried(sizes[0])
+        if least is None or not fits(least.foresight):
+            return None, least
+        low, high, best = 0, len(sizes), least  # the largest known to fit, and the smallest known not to
+        place = high - 1  # at first the largest of all: it may well fit
+        while place > low:
+            found = self._tried(sizes[place])
+            if found is not None and fits(found.foresight):
+                low, best = place, found
+            else:
+                high = place
+            place = (low + high) // 2
+        return best, least
+
+    def _tried(self, sizes: Settings) -> Candidate | None:
+        try:
+            other = with_settings(self.context, {**self.more, **sizes})
+        except ValueError:
+            return None
+        found = self.foresee(other) if possible(other) else None
+        return Candidate({**self.kind, **self.more, **sizes}, other, found, self.place) if found else None
 
 
 def _sizes(resolved: Resolved, context: Context) -> list[Settings]:

@@ -148,8 +148,15 @@ def variants_table(
 
 def row_of(name: str, resolved: Resolved, facts: Facts, tracing: Source) -> Row:
     """One line; a plan that is refused, or of which nothing can be told, is one too."""
+    from trainkit.planner.dtype import kernel_notices, precision_notices
+    from trainkit.rule import check
+
     try:
-        return Row(name, estimated_plan(resolved, facts, tracing).foresight())
+        found = estimated_plan(resolved, facts, tracing)
+        stops = [
+            each for each in check((precision_notices, kernel_notices), found.context) if each.severity == "blocker"
+        ]
+        return Row(name, None, fault=stops[0].what) if stops else Row(name, found.foresight())
     except (MachineError, RecipeError) as error:
         return Row(name, None, fault=error.diagnostics[0].what)
 
