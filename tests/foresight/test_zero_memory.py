@@ -192,6 +192,8 @@ def test_small_parameters_stay_whole_between_steps() -> None:
 
 def test_a_single_rank_has_nothing_to_gather() -> None:
     assert most(simulated("zero3", ranks=1).device, "parameters") == 2 * ALL
+    small = simulated("zero3", ranks=1, stage3_param_persistence_threshold=BIAS)
+    assert stays(small.device)["parameters"] == 2 * ALL
     offloaded = simulated("zero3", ranks=1, offload_param={"device": "cpu"})
     assert most(offloaded.device, "parameters") == 2 * ALL  # what is uploaded
 

@@ -27,7 +27,7 @@ class Gathered(Engine):
         self._persistent = self._find_persistent()
         self._partition()
         self._make_state()
-        largest = max((self.gathered(number) for group in self.groups for number in group), default=0)
+        largest = max((self._whole_bytes(number) for group in self.groups for number in group), default=0)
         self.device.take("hooked", largest, PARAMETERS)  # create_reduce_and_remove_grad_hooks
         self.exchange(largest)
         self.device.drop("hooked")
@@ -88,9 +88,17 @@ class Gathered(Engine):
     def _shard_bytes(self, number: int) -> int:
         return int(self.shard(number) * self.low(number)) + self.trace.parameters[number].scales
 
-    def gathered(self, number: int) -> int:
-        """Bytes of a parameter that was gathered alone."""
+    def _whole_bytes(self, number: int) -> int:
         return int(self.shard(number) * self.run.ranks * self.low(number))
+
+    @property
+    def uploads(self) -> bool:
+        """Whether shards come from the machine's memory."""
+        return self.settings.offloads_parameters and self.host is not self.device
+
+    def gathered(self, number: int) -> int:
+        """Bytes of a parameter that was gathered alone; of a single rank none, if its shards are on the device."""
+        return self._whole_bytes(number) if self.run.ranks > 1 or self.uploads else 0
 
     def is_persistent(self, number: int) -> bool:
         """Whether every rank keeps the parameter whole between its uses in a step."""
@@ -288,13 +296,12 @@ class Coordinator:
             return
         self._available += engine.size(numbers)
         memory, ranks = engine.device, engine.run.ranks
-        uploads = engine.settings.offloads_parameters and engine.host is not memory
-        if ranks == 1:  # NoGatherHandle: the shard is the parameter, or what is uploaded of it
+        if ranks == 1:  # NoGatherHandle
             for number in numbers:
-                self._depart([number], engine.held(number) if uploads else 0)
+                self._depart([number], engine.gathered(number))
             return
         total = sum(map(engine.gathered, numbers))
-        if uploads:
+        if engine.uploads:
             memory.take("uploaded", total // ranks, COMMUNICATION)
         self._depart(sorted(numbers), total)
         engine.exchange(total)

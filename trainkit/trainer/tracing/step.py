@@ -225,6 +225,7 @@ class _Marked(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, reached: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         context.reached = reached
+        context.set_materialize_grads(False)  # what has no gradient gets no zeros
         return tuple(each.view_as(each) for each in tensors)
 
     @staticmethod
