@@ -74,7 +74,7 @@ class Gpt(Net):
     def declare(self) -> None:
         own = self.settings
         width = own["hidden_size"]
-        if own["moe"]["experts"] or self.wanted.packed:
+        if own["moe"]["experts"]:
             self.unknown = True
         self.add("tokens.weight", own["vocab_size"], width, embedding=True)
         self.add("positions.weight", self.length, width, embedding=True)
@@ -91,29 +91,30 @@ class Gpt(Net):
 
     def forward(self) -> Tensor:
         tape, own = self.tape, self.settings
-        places = tape.one("arange", [], (self.length,), 8)
+        mask = self.apart()
+        places = self.ids() if self.wanted.packed else tape.one("arange", [], (self.length,), 8)
         x = tape.dropout(tape.add(self.embed("tokens", self.ids()), self.embed("positions", places)), own["dropout"])
         for number, name in enumerate(self.blocks):
-            x = self.call_block(number, partial(self.layer, name), x)
+            x = self.call_block(number, partial(self.layer, name, mask), x)
         x = self.layer_norm("norm", x)
         scaled = self.wanted.dtype == "fp16"
         return tape.linear_cross_entropy(x, self.get("tokens.weight"), None, scaled=scaled)
 
-    def layer(self, name: str, x: Tensor) -> Tensor:
+    def layer(self, name: str, mask: Tensor | None, x: Tensor) -> Tensor:
         tape, chance = self.tape, self.settings["dropout"]
-        mixed = self.attend(f"{name}.attention", self.layer_norm(f"{name}.attention_norm", x))
+        mixed = self.attend(f"{name}.attention", self.layer_norm(f"{name}.attention_norm", x), mask)
         x = tape.add(x, tape.dropout(mixed, chance))
         del mixed
         hidden = tape.activation(self.linear(f"{name}.mlp_in", self.layer_norm(f"{name}.mlp_norm", x)), "gelu")
         return tape.add(x, tape.dropout(self.linear(f"{name}.mlp_out", hidden), chance))
 
-    def attend(self, name: str, x: Tensor) -> Tensor:
+    def attend(self, name: str, x: Tensor, mask: Tensor | None) -> Tensor:
         tape, heads = self.tape, self.settings["heads"]
         batch, length, width = x.shape
         qkv = tape.view(self.linear(f"{name}.qkv", x), batch, length, 3 * width, back="clone")
         shape = (batch, heads, length, width // heads)
         query, key, value = tape.split(qkv, [shape] * 3, "stack")
-        mixed = tape.attention(query, key, value, causal=True, dropout=self.settings["dropout"])
+        mixed = tape.attention(query, key, value, causal=mask is None, dropout=self.settings["dropout"], given=mask)
         return self.linear(f"{name}.out", tape.view(mixed, batch, length, width))
 
 
@@ -125,7 +126,7 @@ class Llama(Net):
         width, heads = own["hidden_size"], own["num_attention_heads"]
         self.kv = own.get("num_key_value_heads") or heads
         self.head = own.get("head_dim") or width // heads
-        if self.wanted.packed or (own["sliding_window"] and self.length > own["sliding_window"]):
+        if own["sliding_window"] and self.length > own["sliding_window"]:
             self.unknown = True
         self.kind_of_norm = own["norm"]
         self.buffers = self.head * 4 + (4 if own["norm"] == "gemma" else 0)  # inv_freq, twice
@@ -158,16 +159,19 @@ class Llama(Net):
     def forward(self) -> Tensor:
         tape = self.tape
         x = self.embed("inner.model.embed_tokens", self.ids())
+        mask = self.apart()
         cos, sin = self.rotary(self.head, x.item)
         if self.kind_of_norm == "gemma":
             x = tape.scale(x)
         for number, name in enumerate(self.blocks):
-            x = self.call_block(number, partial(self.layer, name, cos, sin), x)
-        return self.loss("inner.lm_head", self.rms_norm("inner.model.norm", x, self.kind_of_norm))
+            x = self.call_block(number, partial(self.layer, name, (cos, sin), mask), x)
+        x = self.rms_norm("inner.model.norm", x, self.kind_of_norm)
+        del mask
+        return self.loss("inner.lm_head", x)
 
     def rotary(self, width: int, item: float) -> tuple[Tensor, Tensor]:
-        """cos and sin of a micro step's positions, of which all samples have the same."""
-        shape, tape = (1, 1, self.length, width), self.tape
+        """cos and sin of positions, of which all samples have the same, but for those of several texts."""
+        shape, tape = (self.rows[0] if self.wanted.packed else 1, 1, self.length, width), self.tape
         angles = tape.one("cat", [], shape, 4)
         made = []
         for name in ("cos", "sin"):
@@ -176,11 +180,11 @@ class Llama(Net):
             del wave
         return made[0], made[1]
 
-    def layer(self, name: str, cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
+    def layer(self, name: str, waves: tuple[Tensor, Tensor], mask: Tensor | None, x: Tensor) -> Tensor:
         tape = self.tape
         residual = x
         x = self.rms_norm(f"{name}.input_layernorm", x, self.kind_of_norm)
-        x = tape.add(residual, self.attend(f"{name}.self_attn", x, cos, sin))
+        x = tape.add(residual, self.attend(f"{name}.self_attn", x, waves, mask))
         residual = x
         x = self.rms_norm(f"{name}.post_attention_layernorm", x, self.kind_of_norm)
         return tape.add(residual, self.feed(f"{name}.mlp", x))
@@ -194,7 +198,7 @@ class Llama(Net):
         gate = tape.activation(self.linear(f"{name}.gate_proj", x), act)
         return self.linear(f"{name}.down_proj", tape.mul(gate, self.linear(f"{name}.up_proj", x)))
 
-    def attend(self, name: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attend(self, name: str, x: Tensor, waves: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         tape, heads, kv, head = self.tape, self.settings["num_attention_heads"], self.kv, self.head
         batch, length = x.shape[:2]
         if self.settings.get("fused"):
@@ -214,11 +218,11 @@ class Llama(Net):
             q = self.heads(self.linear(f"{name}.q_proj", x), heads, head, back="clone")
             k = self.heads(self.linear(f"{name}.k_proj", x), kv, head, back="clone")
             v = self.heads(self.linear(f"{name}.v_proj", x), kv, head)
-        q, k = tape.rotate(q, cos, sin), tape.rotate(k, cos, sin)
+        q, k = tape.rotate(q, *waves), tape.rotate(k, *waves)
         if joined := bool(self.settings.get("fused")):
             q, k = tape.joined([q], *q.shape), tape.joined([k], *k.shape)
         chance = self.settings.get("attention_dropout", 0.0)
-        mixed = tape.attention(q, k, v, causal=True, dropout=chance, joined=joined)
+        mixed = tape.attention(q, k, v, causal=mask is None, dropout=chance, joined=joined, given=mask)
         return self.linear(f"{name}.o_proj", tape.view(mixed, batch, length, heads * head))
 
 

@@ -227,6 +227,12 @@ class Net:
         """(batch, length, heads x width) -> (batch, heads, length, width), the same memory."""
         return self.tape.view(x, x.shape[0], heads, x.shape[1], width, back=back)
 
+    def apart(self) -> Tensor | None:
+        """The mask of samples of several texts, a byte for each pair of places; None for others."""
+        micro, length = self.rows
+        shape = (micro, 1, length, length)
+        return self.tape.one("bitwise_and.Tensor", [], shape, 1) if self.wanted.packed else None
+
     def ids(self, *shape: int) -> Tensor:
         """Numbers of tokens, which the batch holds."""
         return Tensor(shape or self.rows, 8)
