@@ -152,8 +152,12 @@ class Operators(Tape):
 
     def joined(self, parts: Sequence[Tensor], *shape: int) -> Tensor:
         """cat: gradients are parts of the whole's."""
-        shapes, item = [each.shape for each in parts], max(each.item for each in parts)
-        return self.apply("cat", parts, [(shape, item)], lambda g: [g.view(*each) for each in shapes])
+        of, item = [(each.shape, each.item) for each in parts], max(each.item for each in parts)
+
+        def backward(g: Tensor) -> list[Tensor]:
+            return [self._to(g.view(*each), each, before) for each, before in of]
+
+        return self.apply("cat", parts, [(shape, item)], backward)
 
     def part(self, x: Tensor, *shape: int, name: str = "slice_backward") -> Tensor:
         """A slice: the same memory, and a whole gradient."""
