@@ -16,7 +16,7 @@ from trainkit.tasks import LABELLING, MASKED, WRITING
 
 _WIDE = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _LLAMA = {**_WIDE, "intermediate_size": 11008, "hidden_act": "silu", "norm": "llama", "sliding_window": None}
-_QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32}
+_QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "use_sliding_window": False}
 _BERT = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu",
@@ -33,6 +33,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **_LLAMA, "norm": "gemma", "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
         "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    },
+    "mixtral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "num_local_experts": 8,
+                "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        **_LLAMA, "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24, "num_key_value_heads": 4,
+        "intermediate_size": 6144, "head_norms": True, "moe_intermediate_size": 768, "num_local_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": False, "use_sliding_window": False,
     },
     "phi3": {**_LLAMA, "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "fused": True},
     "gpt2": {
@@ -60,7 +67,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
-ALIASES: Mapping[str, Mapping[str, str]] = {  # transformers' attribute_map
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "qwen3_moe": {"num_experts": "num_local_experts"},  # transformers' attribute_map
     "gpt2": {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
              "num_hidden_layers": "n_layer"},
     "t5": {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
@@ -74,8 +82,6 @@ class Gpt(Net):
     def declare(self) -> None:
         own = self.settings
         width = own["hidden_size"]
-        if own["moe"]["experts"]:
-            self.unknown = True
         self.add("tokens.weight", own["vocab_size"], width, embedding=True)
         self.add("positions.weight", self.length, width, embedding=True)
         for number in range(own["layers"]):
@@ -83,6 +89,13 @@ class Gpt(Net):
             self.norm(f"{name}.attention_norm", width, bias=True)
             self.dense(f"{name}.attention.qkv", width, 3 * width, bias=True)
             self.dense(f"{name}.attention.out", width, width, bias=True)
+            if self.routed(name):
+                experts = own["moe"]["experts"]
+                self.norm(f"{name}.moe_norm", width, bias=True)
+                self.dense(f"{name}.moe.router", width, experts)
+                self.add(f"{name}.moe.experts.up", experts, width, 4 * width)
+                self.add(f"{name}.moe.experts.down", experts, 4 * width, width)
+                continue
             self.norm(f"{name}.mlp_norm", width, bias=True)
             self.dense(f"{name}.mlp_in", width, 4 * width, bias=True)
             self.dense(f"{name}.mlp_out", 4 * width, width, bias=True)
@@ -94,11 +107,24 @@ class Gpt(Net):
         mask = self.apart()
         places = self.ids() if self.wanted.packed else tape.one("arange", [], (self.length,), 8)
         x = tape.dropout(tape.add(self.embed("tokens", self.ids()), self.embed("positions", places)), own["dropout"])
+        asides: list[Tensor] = []
         for number, name in enumerate(self.blocks):
-            x = self.call_block(number, partial(self.layer, name, mask), x)
+            if self.routed(name):
+                x, aside = self.call_block(number, partial(self.moe_layer, name, mask), x)
+                asides.append(aside)
+            else:
+                x = self.call_block(number, partial(self.layer, name, mask), x)
         x = self.layer_norm("norm", x)
         scaled = self.wanted.dtype == "fp16"
-        return tape.linear_cross_entropy(x, self.get("tokens.weight"), None, scaled=scaled)
+        loss = tape.linear_cross_entropy(x, self.get("tokens.weight"), None, scaled=scaled)
+        for aside in asides:
+            loss = tape.add(loss, aside)
+        return loss
+
+    def routed(self, name: str) -> bool:
+        """Whether a block has experts."""
+        moe, number = self.settings["moe"], int(name.rpartition(".")[2]) + 1
+        return bool(moe["experts"]) and number % moe["every"] == 0
 
     def layer(self, name: str, mask: Tensor | None, x: Tensor) -> Tensor:
         tape, chance = self.tape, self.settings["dropout"]
@@ -107,6 +133,63 @@ class Gpt(Net):
         del mixed
         hidden = tape.activation(self.linear(f"{name}.mlp_in", self.layer_norm(f"{name}.mlp_norm", x)), "gelu")
         return tape.add(x, tape.dropout(self.linear(f"{name}.mlp_out", hidden), chance))
+
+    def moe_layer(self, name: str, mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        tape, chance = self.tape, self.settings["dropout"]
+        mixed = self.attend(f"{name}.attention", self.layer_norm(f"{name}.attention_norm", x), mask)
+        x = tape.add(x, tape.dropout(mixed, chance))
+        del mixed
+        made, aside = self.mixture(f"{name}.moe", self.layer_norm(f"{name}.moe_norm", x))
+        return tape.add(x, tape.dropout(made, chance)), aside
+
+    def mixture(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """trainkit/trainer/models/moe.py, with tokens spread evenly over the experts; and the routers' loss."""
+        tape, moe = self.tape, self.settings["moe"]
+        tokens, width = x.shape[0] * x.shape[1], x.shape[2]
+        taken = tokens * moe["top_k"]
+        logits = tape.cast(self.linear(f"{name}.router", tape.view(x, tokens, width)), 4)
+        chances = tape.softmax(logits)
+        weights, places = tape.top(chances, moe["top_k"])
+        if moe["top_k"] > 1:
+            weights = tape.normalized(weights)
+        assigned = self.counts((tokens, moe["top_k"]), moe["experts"])
+        order = tape.one("sort.stable", [places], (taken,), 8)
+        rows = tape.one("floor_divide", [order], (taken,), 8)
+        flat = tape.rows(tape.view(x, tokens, width), rows)
+        made = self.through(f"{name}.experts", partial(self.experts, f"{name}.experts"), flat)
+        del flat
+        made = tape.mul(made, tape.rows(tape.view(weights, taken, 1), order))
+        mixed = tape.put_back(tape.cast(made, x.item), rows, (tokens, width))
+        share = tape.scale(tape.scale(tape.one("mean.dim", [assigned], (x.shape[0], moe["experts"]), 4)))
+        balance = tape.scale(tape.mean(tape.mul(self.averaged(chances, x.shape[0]), share)))
+        router = tape.scale(tape.mean(tape.pow(tape.log_sum(logits))))
+        return tape.view(mixed, *x.shape), tape.add(balance, router)
+
+    def counts(self, chosen: tuple[int, int], experts: int) -> Tensor:
+        """How often each token goes to each expert."""
+        tape, shape = self.tape, (*chosen, experts)
+        same = tape.one("eq.Tensor", [tape.one("arange", [], (experts,), 8)], shape, 1)
+        return tape.one("sum.dim_IntList", [tape.one("_to_copy", [same], shape, 8)], (chosen[0], experts), 8)
+
+    def averaged(self, chances: Tensor, samples: int) -> Tensor:
+        """The mean over the tokens of a sample."""
+        tape, of, item = self.tape, chances.shape, chances.item
+        shape = (samples, of[1])
+        return tape.apply("mean.dim", [chances], [(shape, item)], lambda g: [tape.one("div.Scalar", [g], of, item)])
+
+    def experts(self, name: str, x: Tensor) -> Tensor:
+        tape, count = self.tape, self.settings["moe"]["experts"]
+        (total, width), shape = x.shape, (self.settings["hidden_size"], 4 * self.settings["hidden_size"])
+        sizes = [total // count + (number < total % count) for number in range(count)]
+        shares = tape.split(x, [(size, width) for size in sizes])
+        ups = tape.split(self.get(f"{name}.up"), [shape] * count, "stack")
+        downs = tape.split(self.get(f"{name}.down"), [shape[::-1]] * count, "stack")
+        outputs = []
+        for share, up, down in zip(shares, ups, downs, strict=True):
+            hidden = tape.activation(tape.linear(share, up, None, turned=True), "gelu")
+            outputs.append(tape.linear(hidden, down, None, turned=True))
+            del hidden
+        return tape.joined(outputs, total, width)
 
     def attend(self, name: str, x: Tensor, mask: Tensor | None) -> Tensor:
         tape, heads = self.tape, self.settings["heads"]
@@ -126,8 +209,10 @@ class Llama(Net):
         width, heads = own["hidden_size"], own["num_attention_heads"]
         self.kv = own.get("num_key_value_heads") or heads
         self.head = own.get("head_dim") or width // heads
-        if own["sliding_window"] and self.length > own["sliding_window"]:
-            self.unknown = True
+        window = own["sliding_window"] if own.get("use_sliding_window", True) else None
+        turning = own.get("partial_rotary_factor") or (own.get("rope_parameters") or {}).get("partial_rotary_factor", 1)
+        drops = own.get("resid_pdrop") or own.get("embd_pdrop")
+        self.unknown = bool(window and self.length > window) or turning != 1 or bool(drops)
         self.kind_of_norm = own["norm"]
         self.buffers = self.head * 4 + (4 if own["norm"] == "gemma" else 0)  # inv_freq, twice
         fused, inner = own.get("fused"), own["intermediate_size"]
@@ -148,13 +233,17 @@ class Llama(Net):
                 if own.get("head_norms"):
                     self.norm(f"{attention}.q_norm", self.head)
                     self.norm(f"{attention}.k_norm", self.head)
-                for part in ("gate", "up"):
-                    self.dense(f"{name}.mlp.{part}_proj", width, inner, bias=own.get("mlp_bias", False))
-            self.dense(f"{name}.mlp.down_proj", inner, width, bias=own.get("mlp_bias", False))
+                self.declare_feed(f"{name}.mlp", width, inner)
+            if fused:
+                self.dense(f"{name}.mlp.down_proj", inner, width)
             self.norm(f"{name}.input_layernorm", width)
             self.norm(f"{name}.post_attention_layernorm", width)
         self.norm("inner.model.norm", width)
         self.output("inner.lm_head", width, "inner.model.embed_tokens")
+
+    def declare_feed(self, name: str, width: int, inner: int) -> None:
+        for part, (read, made) in (("gate", (width, inner)), ("up", (width, inner)), ("down", (inner, width))):
+            self.dense(f"{name}.{part}_proj", read, made, bias=self.settings.get("mlp_bias", False))
 
     def forward(self) -> Tensor:
         tape = self.tape
@@ -226,14 +315,74 @@ class Llama(Net):
         return self.linear(f"{name}.o_proj", tape.view(mixed, batch, length, heads * head))
 
 
+class Mixtral(Llama):
+    """models/mixtral and models/qwen3_moe, whose experts are multiplied in groups (integrations/moe.py)."""
+
+    def declare(self) -> None:
+        super().declare()
+        own = self.settings
+        uneven = own.get("mlp_only_layers") or own.get("decoder_sparse_step", 1) != 1
+        others = own.get("output_router_logits") or own.get("router_jitter_noise")
+        self.unknown |= bool(uneven or others) or self.wanted.dtype != "bf16"  # the grouped product is of that format
+
+    def declare_feed(self, name: str, width: int, inner: int) -> None:
+        experts, inner = self.settings["num_local_experts"], self.settings.get("moe_intermediate_size", inner)
+        if self.settings["model_type"] == "mixtral":
+            self.add(f"{name}.gate.weight", experts, width)
+        self.add(f"{name}.experts.gate_up_proj", experts, 2 * inner, width)
+        self.add(f"{name}.experts.down_proj", experts, width, inner)
+        if self.settings["model_type"] != "mixtral":
+            self.add(f"{name}.gate.weight", experts, width)
+
+    def feed(self, name: str, x: Tensor) -> Tensor:
+        tape = self.tape
+        flat = tape.view(x, x.shape[0] * x.shape[1], x.shape[2])
+        weights, places = self.module(f"{name}.gate", partial(self.gate, f"{name}.gate"), flat)
+        mixed = self.module(f"{name}.experts", partial(self.mixture, f"{name}.experts"), flat, places, weights)
+        return tape.view(mixed, *x.shape)
+
+    def gate(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        tape, own = self.tape, self.settings
+        logits = tape.linear(x, self.get(f"{name}.weight"), None)
+        weights, places = tape.top(tape.softmax(tape.cast(logits, 4)), own["num_experts_per_tok"])
+        mixtral = own["model_type"] == "mixtral"
+        if mixtral or own["norm_topk_prob"]:
+            weights = tape.normalized(weights)
+        return (weights if mixtral else tape.cast(weights, logits.item)), places
+
+    def mixture(self, name: str, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        tape, act = self.tape, self.settings["hidden_act"]
+        (tokens, width), taken = x.shape, weights.size
+        order = tape.one("sort", [places], (taken,), 8)
+        rows = tape.rows(x, tape.one("floor_divide", [order], (taken,), 8))
+        chosen = tape.rows(tape.view(weights, taken, 1), order)
+        double = self.get(f"{name}.gate_up_proj").shape[1]
+        hidden = tape.grouped(rows, self.get(f"{name}.gate_up_proj"), double)
+        gate, up = tape.split(hidden, [(taken, double // 2)] * 2)
+        hidden = tape.mul(tape.activation(gate, act), up)
+        del gate, up
+        hidden = tape.grouped(hidden, self.get(f"{name}.down_proj"), width)
+        hidden = tape.mul(hidden, chosen)
+        hidden = tape.rows(hidden, tape.one("empty_like", [order], (taken,), 8))
+        return tape.cast(self.summed(hidden, tokens), x.item)
+
+    def summed(self, x: Tensor, tokens: int) -> Tensor:
+        """Over the experts of a token; the gradient is spread over them."""
+        tape, of, item = self.tape, x.shape, x.item
+
+        def backward(g: Tensor) -> list[Tensor]:
+            return [tape.one("clone", [g], of, item)]
+
+        return tape.apply("sum.dim_IntList", [x], [((tokens, of[1]), item)], backward)
+
+
 class Gpt2(Net):
     """models/gpt2: layers of Conv1D, whose weights are turned."""
 
     def declare(self) -> None:
         own = self.settings
         width = own["n_embd"]
-        if self.wanted.packed:
-            self.unknown = True
+        self.unknown = self.wanted.packed or bool(own.get("add_cross_attention"))
         self.add("inner.transformer.wte.weight", own["vocab_size"], width, embedding=True)
         self.add("inner.transformer.wpe.weight", own["n_positions"], width, embedding=True)
         for number in range(own["n_layer"]):
@@ -296,8 +445,6 @@ class GptNeox(Llama):
         share = own.get("rotary_pct") or (own.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)
         self.turning = int(self.head * share)
         self.buffers = self.turning * 4
-        if self.wanted.packed:
-            self.unknown = True
         self.add("inner.gpt_neox.embed_in.weight", own["vocab_size"], width, embedding=True)
         for number in range(own["num_hidden_layers"]):
             name = self.block(f"inner.gpt_neox.layers.{number}")
@@ -312,14 +459,16 @@ class GptNeox(Llama):
 
     def forward(self) -> Tensor:
         x = self.tape.dropout(self.embed("inner.gpt_neox.embed_in", self.ids()), self.settings["hidden_dropout"])
-        cos, sin = self.rotary(self.turning, x.item)
+        mask = self.apart()
+        waves = self.rotary(self.turning, x.item)
         for number, name in enumerate(self.blocks):
-            x = self.call_block(number, partial(self.layer, name, cos, sin), x)
+            x = self.call_block(number, partial(self.layer, name, waves, mask), x)
+        del mask
         return self.loss("inner.lm_head", self.layer_norm("inner.gpt_neox.final_layer_norm", x))
 
-    def layer(self, name: str, cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
+    def layer(self, name: str, waves: tuple[Tensor, Tensor], mask: Tensor | None, x: Tensor) -> Tensor:
         tape, chance, parallel = self.tape, self.settings["hidden_dropout"], self.settings["use_parallel_residual"]
-        mixed = self.attend(f"{name}.attention", self.layer_norm(f"{name}.input_layernorm", x), cos, sin)
+        mixed = self.attend(f"{name}.attention", self.layer_norm(f"{name}.input_layernorm", x), waves, mask)
         mixed = tape.dropout(mixed, chance)
         if not parallel:
             mixed = tape.add(mixed, x)
@@ -332,7 +481,7 @@ class GptNeox(Llama):
         hidden = self.tape.activation(hidden, self.settings["hidden_act"])
         return self.linear(f"{name}.dense_4h_to_h", hidden)
 
-    def attend(self, name: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attend(self, name: str, x: Tensor, waves: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         tape, heads, head, turning = self.tape, self.settings["num_attention_heads"], self.head, self.turning
         batch, length, width = x.shape
         qkv = self.linear(f"{name}.query_key_value", x)
@@ -340,11 +489,11 @@ class GptNeox(Llama):
         q, k, v = tape.split(tape.view(qkv, batch, heads, length, 3 * head, back="clone"), [whole] * 3)
         q_part, q_rest = tape.part(q, *whole[:3], turning), tape.part(q, *whole[:3], head - turning)
         k_part, k_rest = tape.part(k, *whole[:3], turning), tape.part(k, *whole[:3], head - turning)
-        q_part, k_part = tape.rotate(q_part, cos, sin), tape.rotate(k_part, cos, sin)
+        q_part, k_part = tape.rotate(q_part, *waves), tape.rotate(k_part, *waves)
         q_part = tape.joined([q_part, q_rest], *whole)
         k_part = tape.joined([k_part, k_rest], *whole)
         chance = self.settings["attention_dropout"]
-        mixed = tape.attention(q_part, k_part, v, causal=True, dropout=chance, joined=True)
+        mixed = tape.attention(q_part, k_part, v, causal=mask is None, dropout=chance, joined=True, given=mask)
         return self.linear(f"{name}.dense", tape.view(mixed, batch, length, width))
 
 
@@ -424,6 +573,7 @@ class Bert(Net):
         own = self.settings
         width, inner = own["hidden_size"], own["intermediate_size"]
         self.base = f"inner.{own['model_type']}"
+        self.unknown = bool(own.get("is_decoder"))
         self.roberta = own["model_type"] == "roberta"
         self.buffers = 2 * own["max_position_embeddings"] * 8
         tables = {"word": own["vocab_size"], "position": own["max_position_embeddings"]}
@@ -518,6 +668,7 @@ class T5(Net):
     """models/t5: two stacks with positions as a bias of the scores."""
 
     tasks = (WRITING,)
+    wide = (".wo",)
 
     def declare(self) -> None:
         own = self.settings
@@ -656,6 +807,7 @@ class T5(Net):
 
 MAKERS: Mapping[str, type[Net]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3"), Llama),
+    **dict.fromkeys(("mixtral", "qwen3_moe"), Mixtral),
     **dict.fromkeys(("bert", "roberta"), Bert),
     "gpt2": Gpt2,
     "gpt_neox": GptNeox,

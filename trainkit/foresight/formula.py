@@ -8,6 +8,10 @@ from typing import Any
 from trainkit.foresight.architectures import ALIASES, DEFAULTS, MAKERS, Gpt
 from trainkit.foresight.trace import Trace, Wanted
 
+# Settings that name an activation function, and those that operators.py knows.
+ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function")
+ACTIVATIONS = {"relu", "silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", None}
+
 
 def formula(wanted: Wanted, model: Mapping[str, Any]) -> Trace | None:
     """The trace of a recipe's micro step; None where this knows no formula for it.
@@ -26,4 +30,9 @@ def formula(wanted: Wanted, model: Mapping[str, Any]) -> Trace | None:
         return None
     alias = ALIASES.get(name, {})
     given = {alias.get(key, key): value for key, value in {**model, **asked["config"]}.items()}
-    return maker(wanted, {**DEFAULTS[name], **given, "model_type": name}).trace()
+    if "id2label" in given:
+        given.setdefault("num_labels", len(given["id2label"]))
+    settings = {**DEFAULTS[name], **given, "model_type": name}
+    if not {settings[key] for key in ACTIVATION_NAMES if key in settings} <= ACTIVATIONS:
+        return None
+    return maker(wanted, settings).trace()

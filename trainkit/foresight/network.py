@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,24 @@ CASTING = ("fsdp", "zero1", "zero2", "zero3")  # strategies that hand the model 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
+def quantized(parameter: Parameter, outer: int, inner: int, asked: Mapping[str, Any]) -> Parameter:
+    """A weight in 4 or 8 bits, and the constants beside it (bitsandbytes/functional.py).
+
+    4 bits: one for 64 values, itself in 8 bits with one for 256 of them where it is quantised twice, and the tables of
+    both codes. 8 bits: one of each output.
+    """
+    if asked["bits"] == 8:
+        return replace(parameter, shape=(outer, inner), item=1, scales=4 * outer)
+    blocks = -(-outer * inner // 64)
+    scales = blocks + 4 * -(-blocks // 256) + 4 * 256 + 4 if asked["double_quant"] else 4 * blocks
+    return replace(parameter, shape=(outer, inner), item=0.5, scales=scales + 4 * 16)
+
+
 class Net:
     """A model: its parameters by name, and its blocks. Subclasses declare parameters and give `forward`."""
 
     tasks: tuple[str, ...] = (CAUSAL,)
+    wide: tuple[str, ...] = ()  # ends of the names of layers that are never quantised
 
     def __init__(self, wanted: Wanted, settings: Mapping[str, Any]) -> None:
         self.wanted, self.settings = wanted, settings
@@ -33,6 +48,8 @@ class Net:
         self.casts, self.lora = casts, recipe["peft"] if recipe["peft"]["kind"] == "lora" else None
         self.length: int = recipe["data"]["sequence_length"]
         self.rows = (wanted.micro, self.length)
+        self.quantize = recipe["model"].get("quantize") or {"bits": 0}
+        self.bits = self.quantize["bits"]
         self.parameters: list[Parameter] = []
         self.numbers: dict[str, int] = {}
         self.names: list[str] = []  # of parameters, tied ones in each of their places
@@ -84,6 +101,8 @@ class Net:
         chosen = any(f".{name}".endswith(f".{each}") for each in targets or self.kinds)
         own = f"{name}.base_layer" if self.lora and chosen else name
         self.add(f"{own}.weight", *shape)
+        if self.bits and any(name.startswith(f"{block}.") for block in self.blocks) and not name.endswith(self.wide):
+            self.parameters[-1] = quantized(self.parameters[-1], outer, inner, self.quantize)
         if bias:
             self.add(f"{own}.bias", outer)
         if self.lora and chosen:
@@ -187,6 +206,10 @@ class Net:
 
     def _linear(self, name: str, turned: bool, x: Tensor) -> Tensor:
         bias = self.get(f"{name}.bias") if self.has(f"{name}.bias") else None
+        held = self.parameters[self.numbers[self.tied.get(f"{name}.weight", f"{name}.weight")]]
+        if held.item <= 1:
+            made = self.tape.quantized(x, held.shape, BYTES[self.wanted.dtype])
+            return self.tape.add(made, bias) if bias else made
         return self.tape.linear(x, self.get(f"{name}.weight"), bias, turned=turned)
 
     def _adapted(self, name: str, x: Tensor) -> Tensor:

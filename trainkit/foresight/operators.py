@@ -204,6 +204,38 @@ class Operators(Tape):
         out = [((*shape[:-1], outer), item)]
         return self.apply("addmm" if bias else "mm", inputs, out, backward, keep=keep, flops=flops)
 
+    def quantized(self, x: Tensor, shape: Shape, item: float) -> Tensor:
+        """A product with frozen weights in few bits, whose values are made for it, and again in backward.
+
+        bitsandbytes/autograd/_functions.py: MatMul4Bit; of 8 bits it is close. shape: (outputs, inputs). item: bytes
+        of a value in the computation.
+        """
+        before = x.item
+        x = self.cast(x, item)
+        of, out, flops = x.shape, (*x.shape[:-1], shape[0]), 2 * prod(x.shape) * shape[0]
+
+        def product(given: Tensor, made: Shape) -> Tensor:
+            return self.one("mm", [given, self.one("dequantize", [], shape, item)], made, item, flops)
+
+        made = product(x, out)
+        if x.node:
+            self.attach([made], [x], [], lambda gradients: [product(gradients[0], of)])
+        return self.cast(made, before)
+
+    def grouped(self, x: Tensor, weight: Tensor, outer: int) -> Tensor:
+        """Rows by the weights of their expert. weight: (experts, …), cast each time, for it is read as a view."""
+        x, weight = self.low(x), self.low(weight.view() if not weight.node else self.view(weight, *weight.shape))
+        of_x, of_weight, item, wants = x.shape, weight.shape, x.item, (bool(x.node), bool(weight.node))
+        flops = 2 * prod(of_x) * outer
+        keep = [each for each, want in ((weight, wants[0]), (x, wants[1])) if want]
+
+        def backward(g: Tensor, *kept: Tensor) -> list[Tensor | None]:
+            for_weight = self.one("_grouped_mm", [g, kept[-1]], of_weight, item, flops) if wants[1] else None
+            return [self.one("_grouped_mm", [g, kept[0]], of_x, item, flops) if wants[0] else None, for_weight]
+
+        out = [((of_x[0], outer), item)]
+        return self.apply("_grouped_mm", [x, weight], out, backward, keep=keep, flops=flops)
+
     def matmul(self, x: Tensor, y: Tensor, shape: Shape, inner: int) -> Tensor:
         """A batch of products (bmm). inner: the dimension that is summed over."""
         of_x, of_y, item, flops = x.shape, y.shape, x.item, 2 * prod(shape) * inner
@@ -224,6 +256,64 @@ class Operators(Tape):
 
         shape = (*ids.shape, of[1])
         return self.apply("embedding", [weight], [(shape, item)], backward, keep=[ids], beside=[ids])
+
+    # -- experts
+
+    def rows(self, x: Tensor, order: Tensor) -> Tensor:
+        """x[order]: the gradient is put back into zeros."""
+        of, item, shape = x.shape, x.item, (order.shape[0], *x.shape[1:])
+
+        def backward(g: Tensor, kept: Tensor) -> list[Tensor]:
+            zeros = self.one("new_zeros", [], of, item)
+            return [self.one("index_put", [zeros, g, kept], of, item)]
+
+        return self.apply("index.Tensor", [x], [(shape, item)], backward, keep=[order], beside=[order])
+
+    def top(self, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The largest of each row, and their places."""
+        of, item, shape = x.shape, x.item, (*x.shape[:-1], count)
+        places = Tensor(shape, 8)
+
+        def backward(g: Tensor, kept: Tensor) -> list[Tensor]:
+            zeros = self.one("new_zeros", [], of, item)
+            return [self.one("scatter.src", [zeros, g, kept], of, item)]
+
+        made = self.apply("topk", [x], [(shape, item), (shape, 8)], backward, keeps=[1])
+        return made, places
+
+    def put_back(self, x: Tensor, order: Tensor, shape: Shape) -> Tensor:
+        """Rows added to zeros where they belong."""
+        of, item = x.shape, x.item
+        zeros = self.one("zeros_like", [], shape, item)
+
+        def backward(g: Tensor, kept: Tensor, _: Tensor) -> list[Tensor]:
+            return [self.one("index_select", [g, kept], of, item)]
+
+        return self.apply("index_add", [x], [(shape, item)], backward, keep=[order, x], beside=[zeros, order])
+
+    def normalized(self, x: Tensor) -> Tensor:
+        """Divided by the sum of the last dimension."""
+        of, item, narrow = x.shape, x.item, (*x.shape[:-1], 1)
+        total = self.one("sum.dim_IntList", [x], narrow, item)
+
+        def backward(g: Tensor, *kept: Tensor) -> list[Tensor]:
+            for name in ("div.Tensor", "div.Tensor", "neg", "mul.Tensor", "sum.dim_IntList"):
+                self.one(name, [g], of, item)
+            return [self.one("add.Tensor", [self.one("div.Tensor", [g, kept[1]], of, item)], of, item)]
+
+        return self.apply("div.Tensor", [x], [(of, item)], backward, keep=[x, total], beside=[total])
+
+    def log_sum(self, x: Tensor) -> Tensor:
+        """logsumexp over the last dimension."""
+        x = self.high(x)
+        shape, item = x.shape, x.item
+
+        def backward(g: Tensor, kept: Tensor, _: Tensor) -> list[Tensor]:
+            less = self.one("sub.Tensor", [kept], shape, item)
+            slope = self.one("exp", [less], shape, item)
+            return [self.one("mul.Tensor", [g, slope], shape, item)]
+
+        return self.apply("logsumexp", [x], [(shape[:-1], item)], backward, keep=[x], keeps=[0])
 
     # -- norms
 
