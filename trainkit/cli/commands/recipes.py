@@ -17,7 +17,15 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.file_system import MACHINES, MODELINE, FileSystem, modeline, write_file
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Force, Json, On, Presets, Variant
-from trainkit.cli.pipeline import look_at_data, no_recipe, plan_recipe, replaces_recipe, resolve_request, show_warnings
+from trainkit.cli.pipeline import (
+    decide_recipe,
+    look_at_data,
+    no_recipe,
+    plan_recipe,
+    replaces_recipe,
+    resolve_request,
+    show_warnings,
+)
 from trainkit.errors import Diagnostic, ExitCode, TrainkitError, UsageError
 from trainkit.files import is_there
 from trainkit.recipe.secrets import mask_words
@@ -200,7 +208,10 @@ def explain(
     if not queries:
         write_text(renderer.render_all(resolved))
         return
-    planned = plan_recipe(resolved, machine_facts(machine))
+    facts = machine_facts(machine)
+    planned = plan_recipe(resolved, facts)
+    if resolved.recipe.strategy.kind == "auto":  # what the plan has chosen, and why
+        resolved = decide_recipe(resolved, facts).resolved
     write_text("\n".join(renderer.render(query, resolved, planned) for query in queries))
 
 
