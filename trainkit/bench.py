@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.errors import MachineError
 from trainkit.files import publish
+from trainkit.foresight.published import published
 from trainkit.runner.execute import RunRequest, run_plan
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED
@@ -323,11 +324,13 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
 
 def render(found: Comparison) -> str:
     """The table, with what its memory column means below."""
+    others = {row.name: said for row in found.rows if (said := published(found.recipe, row.name))}
     head: tuple[str, ...] = (
         *("variant", "time", "samples/s", "vs base", MEMORY_HEAD[found.memory], "vs base", "final loss"),
         *([evaluated] if (evaluated := _evaluated(found.rows)) else ()),
+        *(["published (V100)"] if others else ()),
     )
-    lines = [head, *(_cells(row, evaluated) for row in found.rows)]
+    lines = [head, *(_cells(row, evaluated, others) for row in found.rows)]
     widths = [max(len(line[column]) for line in lines if len(line) == len(head)) for column in range(len(head))]
     widths[0] = max(len(line[0]) for line in lines)
     text = "".join(_line(line, widths) for line in lines)
@@ -399,7 +402,7 @@ def _evaluated(rows: Sequence[VariantRow]) -> str:
     return f"eval {names.pop()}" if len(names) == 1 else ""
 
 
-def _cells(row: VariantRow, evaluated: str) -> tuple[str, ...]:
+def _cells(row: VariantRow, evaluated: str, others: Mapping[str, str]) -> tuple[str, ...]:
     if row.outcome != "ok":
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
@@ -411,7 +414,8 @@ def _cells(row: VariantRow, evaluated: str) -> tuple[str, ...]:
         (row.median("final_loss"), "{:.4f}".format),
         *(((row.median("evaluation"), "{:.4f}".format),) if evaluated else ()),
     )
-    return (row.name, *("-" if value is None else text(value) for value, text in figures))
+    cells = ("-" if value is None else text(value) for value, text in figures)
+    return (row.name, *cells, *((others.get(row.name, ""),) if others else ()))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

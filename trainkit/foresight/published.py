@@ -30,6 +30,7 @@ _FP16: Mapping[str, Any] = {"precision": {"dtype": "fp16"}}
 _ADAFACTOR: Mapping[str, Any] = {"optimizer": {"name": "adafactor"}}
 _EIGHT_BIT: Mapping[str, Any] = {"optimizer": {"name": "adamw_bnb_8bit"}}
 
+TABLE = "efficiency-table"  # the recipe whose variants these are
 # bert-large on random data, 4 samples of 512 tokens a step, on a V100 of 16 GB; by variants of the recipe
 # efficiency-table (https://huggingface.co/docs/transformers/v4.18.0/en/performance).
 V100_BERT: Mapping[str, Published] = {
@@ -43,3 +44,9 @@ V100_BERT: Mapping[str, Published] = {
     "adam-8bit": Published(13085, 9.15, 4, {**_BERT, **_EIGHT_BIT}),
     "all-8bit": Published(5363, 10.35, 1, {**_BERT, **_CHECKPOINTING, **_FP16, **_EIGHT_BIT}),
 }
+
+
+def published(recipe: str, variant: str) -> str:
+    """What was published of a variant, in words; empty where nothing was. variant: `base` for the recipe itself."""
+    found = V100_BERT.get("" if variant == "base" else variant) if recipe == TABLE else None
+    return f"{found.mib:,} MiB, {found.samples_per_second:g}/s" if found else ""

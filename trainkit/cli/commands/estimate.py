@@ -133,16 +133,16 @@ def variants_table(
     context: typer.Context, presets: list[str] | None, machine: str | None, tracing: Source
 ) -> list[Row]:
     """The recipe and each of its variants on one machine, beside published figures where there are any."""
-    from trainkit.foresight.published import V100_BERT
+    from trainkit.foresight.published import published
+    from trainkit.recipe.extends import BASE
 
     base = resolve_line(context, presets, None)
     names = [None, *base.variants]
     rows = []
     for name in names:
         resolved = base if name is None else resolve_line(context, presets, name)
-        row = row_of(name or "without a variant", resolved, facts_for(machine, resolved), tracing)
-        known = V100_BERT.get(name or "") if base.recipe.name.startswith("efficiency-table") else None
-        rows.append(replace(row, published=f"{known.mib} MiB, {known.samples_per_second:g} samples/s" if known else ""))
+        row = row_of(name or BASE, resolved, facts_for(machine, resolved), tracing)
+        rows.append(replace(row, published=published(base.recipe.name, name or BASE)))
     return rows
 
 
@@ -171,7 +171,7 @@ def rows_as_text(rows: list[Row]) -> str:
     for row in rows:
         found, last = row.foresight, (row.published,) if published else ()
         if found is None:
-            cells.append((row.name, "", "", row.fault, "", *last))
+            cells.append((row.name, "", "", "", row.fault, *last))
         else:
             sizes = format_memory(found.total), format_memory(found.limit)
             cells.append((row.name, *sizes, found.verdict, time_in_words(found), *last))
