@@ -1,0 +1,115 @@
+"""Traces on the meta device against the memory of a real step on the CPU, as torch's profiler records it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategy_runs import Case, decided, write_settings
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+from trainkit.foresight.estimate import run_of, wanted_of
+from trainkit.foresight.memory import simulate
+from trainkit.foresight.strategies import Whole
+from trainkit.foresight.trace import Trace
+from trainkit.trainer.loop import batches, optimizer_step
+from trainkit.trainer.settings import World, read_settings
+from trainkit.trainer.setup import assemble
+from trainkit.trainer.tracing.step import traced
+
+pytestmark = pytest.mark.torch
+GLOBAL, MICRO = 8, 4
+CLOSE = 0.001
+
+LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 1024}  # fmt: skip
+BERT = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": 1024}  # fmt: skip
+T5 = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 16, "vocab_size": 1024, "pad_token_id": 0,
+      "decoder_start_token_id": 0}  # fmt: skip
+BF16: dict[str, Any] = {"precision": {"dtype": "bf16"}}
+LORA: dict[str, Any] = {"peft": {"kind": "lora", "rank": 4}}
+
+
+def gpt(**more: Any) -> dict[str, Any]:
+    return {"kind": "gpt", "layers": 2, "heads": 4, "hidden_size": 64, "vocab_size": 1024, "dropout": 0.0, **more}
+
+
+def hf(architecture: str, config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"kind": "hf", "architecture": architecture, "config": config, **more}
+
+
+def case(model: dict[str, Any], **sections: dict[str, Any]) -> Case:
+    data = {"kind": "random", "sequence_length": 32, "high": 1024, "samples": 32, **sections.pop("data", {})}
+    return Case({"kind": "single"}, 1, {"model": model, "data": data, **sections})
+
+
+def predicted(asked: Case) -> tuple[Whole, Trace]:
+    context = decided(asked, Path("nowhere"), GLOBAL, MICRO)
+    trace = traced(wanted_of(context))
+    return simulate(trace, run_of(context)), trace
+
+
+def measured(asked: Case, folder: Path, corpus: Path = Path("nowhere")) -> int:
+    """The highest number of bytes in the second step of a real run, with what was there before it."""
+    settings, steps = read_settings(write_settings(folder / "run", asked, corpus, GLOBAL, MICRO)), 2
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        parts = assemble(settings, World(), torch.device("cpu"))
+        source, began = batches(parts, 0), 0
+        for number in range(steps):
+            gc.collect()
+            batch, began = next(source), time.time_ns()
+            optimizer_step(parts, number, batch, max(1, batch.counted))
+    del batch, source, parts
+    recorded: Any = profiler.profiler
+    now, peak, held = 0, 0, dict[int, int]()
+    for at, size, place in sorted(allocations(recorded.kineto_results.experimental_event_tree())):
+        if size > 0:
+            held[place] = size
+            now += size
+        else:  # what earlier tests have left behind is not counted
+            now -= held.pop(place, 0)
+        peak = max(peak, now) if at >= began else now
+    return peak
+
+
+def allocations(events: list[Any]) -> Iterator[tuple[int, int, int]]:
+    """When, how many bytes (negative: given back), and where."""
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        kind, fields = event.typed
+        if kind == _EventType.Allocation:
+            yield event.start_time_ns, fields.alloc_size, fields.ptr
+        waiting += event.children
+
+
+def require_close(asked: Case, folder: Path, corpus: Path = Path("nowhere"), within: float = CLOSE) -> Trace:
+    """A batch that the data source reads lies in numpy's memory, which the profiler does not see."""
+    real = measured(asked, folder, corpus)
+    strategy, trace = predicted(asked)
+    peak, batch = strategy.device.peak, trace.batch * strategy.run.accumulation
+    assert real * (1 - within) <= peak <= real * (1 + within) + batch, f"{peak} for {real}"
+    return trace
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(case(gpt()), id="gpt"),
+        pytest.param(
+            case(hf("llama", LLAMA), efficiency={"gradient_checkpointing": True}, **BF16), id="llama bf16 checkpointing"
+        ),
+        pytest.param(case(hf("llama", LLAMA), **LORA, **BF16), id="llama LoRA"),
+        pytest.param(case(hf("bert", BERT, task="sequence_classification")), id="bert"),
+        pytest.param(case(hf("t5", T5, task="seq2seq_lm"), data={"target_length": 24}), id="t5"),
+    ],
+)
+def test_a_step_takes_the_memory_that_was_traced(asked: Case, tmp_path: Path) -> None:
+    require_close(asked, tmp_path)
