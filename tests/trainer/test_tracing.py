@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from strategy_runs import Case, decided, write_settings
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from trainkit.errors import TrainingError
 from trainkit.foresight.estimate import run_of, wanted_of
 from trainkit.foresight.memory import simulate
 from trainkit.foresight.strategies import Whole
 from trainkit.foresight.trace import Trace
 from trainkit.trainer.loop import batches, optimizer_step
+from trainkit.trainer.models.gpt import Gpt
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
 from trainkit.trainer.tracing.step import traced
@@ -31,6 +34,7 @@ LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
          "num_key_value_heads": 2, "vocab_size": 1024}  # fmt: skip
 BERT = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "vocab_size": 1024}  # fmt: skip
+FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1024}
 T5 = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 16, "vocab_size": 1024, "pad_token_id": 0,
       "decoder_start_token_id": 0}  # fmt: skip
 BF16: dict[str, Any] = {"precision": {"dtype": "bf16"}}
@@ -108,8 +112,62 @@ def require_close(asked: Case, folder: Path, corpus: Path = Path("nowhere"), wit
         ),
         pytest.param(case(hf("llama", LLAMA), **LORA, **BF16), id="llama LoRA"),
         pytest.param(case(hf("bert", BERT, task="sequence_classification")), id="bert"),
+        pytest.param(case(hf("mixtral", {**LLAMA, "num_local_experts": 4}), **BF16), id="mixtral bf16"),
+        pytest.param(case(hf("falcon", FALCON)), id="falcon"),
         pytest.param(case(hf("t5", T5, task="seq2seq_lm"), data={"target_length": 24}), id="t5"),
     ],
 )
 def test_a_step_takes_the_memory_that_was_traced(asked: Case, tmp_path: Path) -> None:
     require_close(asked, tmp_path)
+
+
+def test_a_label_read_at_the_last_token_can_be_traced() -> None:
+    config = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+              "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+              "vocab_size": 256}  # fmt: skip
+    _, trace = predicted(case(hf("bart", config, task="sequence_classification")))
+    assert len(trace.gradients) == len([each for each in trace.trained if "final_logits_bias" not in each.name])
+
+
+def test_a_model_that_asks_for_values_is_said_to_be_untraceable(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Gpt.forward
+
+    def asking(self: Any, tokens: torch.Tensor, *more: Any, **others: Any) -> Any:
+        assert tokens.tolist()
+        return whole(self, tokens, *more, **others)
+
+    monkeypatch.setattr(Gpt, "forward", asking)
+    with pytest.raises(TrainingError, match="cannot be traced, for the model asks for values"):
+        predicted(case(gpt()))
+
+
+@pytest.mark.needs("bitsandbytes>=0.50", "transformers>=5", "peft")
+@pytest.mark.parametrize(
+    ("quantize", "sections"),
+    [({"bits": 4}, BF16), ({"bits": 4, "double_quant": False}, {}), ({"bits": 8}, BF16)],
+    ids=["4", "4 plain", "8"],
+)
+def test_quantised_weights_are_packed_and_come_back_for_each_product(
+    quantize: dict[str, Any], sections: dict[str, Any], tmp_path: Path
+) -> None:
+    trace = require_close(case(hf("llama", LLAMA, quantize=quantize), **LORA, **sections), tmp_path)
+    packed = next(each for each in trace.parameters if each.name.endswith("q_proj.base_layer.weight"))
+    assert (packed.shape, packed.item) == ((64, 64), quantize["bits"] / 8)
+    blocks = 64 * 64 // 64
+    scales = {
+        "4": blocks + 4 + 4 * (1 + 16 + 256),  # in 8 bits, their constant, and what bits stand for
+        "4 plain": 4 * (blocks + 16),
+        "8": 4 * 64,
+    }
+    assert packed.scales == scales[f"{quantize['bits']}{'' if quantize.get('double_quant', True) else ' plain'}"]
+
+
+@pytest.mark.needs("bitsandbytes>=0.50", "transformers>=5", "peft")
+def test_on_a_gpu_8_bits_are_multiplied_as_such() -> None:
+    sections = {**LORA, **BF16}
+    context = decided(case(hf("llama", LLAMA, quantize={"bits": 8}), **sections), Path("nowhere"), GLOBAL, MICRO)
+    trace = traced(replace(wanted_of(context), device="cuda", capability=(9, 0)))
+    rows, width = MICRO * 32, LLAMA["intermediate_size"]
+    sizes = {(trace.names[name], size) for name, size in zip(trace.operators, trace.sizes, strict=True)}
+    assert ("empty.memory_format", rows * width * 4) in sizes  # 32 bits of a product
+    assert ("empty_like.default", rows * width * 2) in sizes  # fp16

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainkit.errors import TrainingError, first_line
 from trainkit.foresight.trace import COPIES, GRADIENTS, Kind, Module, Parameter, Trace, Wanted, Work
 from trainkit.recipe.schema import Compile, Fsdp, HfModel, Recipe
 from trainkit.tasks import CAUSAL, LABELLING, WRITING, task_of
 from trainkit.trainer.data.source import Lengths, sample_length
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.quantized import is_quantized, scales
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.tracing.meter import Meter
@@ -50,9 +52,9 @@ def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
                 each.data = each.data.to(dtype)
     stand_in.copied, stand_in.recomputing = partial(_note_copy, meter), partial(setattr, meter, "recomputing")
     tracer = Tracer(model, meter, zero3=kind == "zero3", units=_units(model, recipe))
-    meter.exclude([*model.parameters(), *model.buffers()])
+    meter.exclude([*model.parameters(), *model.buffers(), *scales(model)])
     with stand_in, meter:
-        first = tracer.micro_step(batch(recipe, wanted), stand_in)
+        first = _possible(tracer, recipe, wanted, stand_in)
         counted = Counter(meter.work)
         further = first if casts else tracer.micro_step(batch(recipe, wanted), stand_in)
         inputs = batch(recipe, wanted)
@@ -74,6 +76,19 @@ def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
     )
 
 
+def _possible(tracer: Tracer, recipe: Recipe, wanted: Wanted, stand_in: StandIn) -> tuple[int, ...]:
+    """The events of the first micro step. TrainingError for a model whose code asks for what only a device knows."""
+    try:
+        return tracer.micro_step(batch(recipe, wanted), stand_in)
+    except TrainingError:
+        raise
+    except Exception as error:  # a model's own code raises anything
+        raise TrainingError(
+            f"the step cannot be traced, for the model asks for values that only a run has: {first_line(error)}",
+            hint="a run itself says what memory it takes",
+        ) from error
+
+
 def _works(counted: Counter[tuple[float, float, str]]) -> tuple[Work, ...]:
     return tuple(Work(count, *key) for key, count in counted.items())
 
@@ -84,12 +99,23 @@ def _note_copy(meter: Meter, made: Tensor) -> None:
 
 
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """The parameters as the run holds them."""
+    """The parameters as the run holds them: quantised ones packed, with the constants that give their values back."""
     tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    return tuple(
-        Parameter(name, tuple(each.shape), each.element_size(), each.requires_grad, id(each) in tables)
-        for name, each in model.named_parameters()
-    )
+    constants = {id(each.weight): sum(map(_bytes, scales(each))) for each in model.modules() if is_quantized(each)}
+    found = []
+    for name, each in model.named_parameters():
+        state = getattr(each, "quant_state", None)
+        shape, item = (
+            (each.shape, each.element_size()) if state is None else (state.shape, each.numel() / state.shape.numel())
+        )
+        found.append(
+            Parameter(name, tuple(shape), item, each.requires_grad, id(each) in tables, constants.get(id(each), 0))
+        )
+    return tuple(found)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _units(model: Model, recipe: Recipe) -> list[nn.Module]:
