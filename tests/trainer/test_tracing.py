@@ -19,12 +19,12 @@ from trainkit.errors import TrainingError
 from trainkit.foresight.estimate import run_of, wanted_of
 from trainkit.foresight.memory import simulate
 from trainkit.foresight.strategies import Whole
-from trainkit.foresight.trace import Trace
+from trainkit.foresight.trace import Kind, Trace, Wanted, pairs
 from trainkit.trainer.loop import batches, optimizer_step
 from trainkit.trainer.models.gpt import Gpt
 from trainkit.trainer.settings import World, read_settings
 from trainkit.trainer.setup import assemble
-from trainkit.trainer.tracing.step import traced
+from trainkit.trainer.tracing.step import counted_at_most, traced
 
 pytestmark = pytest.mark.torch
 GLOBAL, MICRO = 8, 4
@@ -171,3 +171,28 @@ def test_on_a_gpu_8_bits_are_multiplied_as_such() -> None:
     sizes = {(trace.names[name], size) for name, size in zip(trace.operators, trace.sizes, strict=True)}
     assert ("empty.memory_format", rows * width * 4) in sizes  # 32 bits of a product
     assert ("empty_like.default", rows * width * 2) in sizes  # fp16
+
+
+def test_a_masked_model_makes_logits_of_hidden_tokens_alone(tmp_path: Path) -> None:
+    config = {**BERT, "vocab_size": 6000, "hidden_size": 32, "num_hidden_layers": 1}
+    asked = case(hf("bert", config, task="masked_lm", mask_token=1), data={"sequence_length": 256})
+    trace = require_close(asked, tmp_path)
+    rows = counted_at_most(decided(asked, Path("nowhere"), GLOBAL, MICRO).recipe, Wanted({}, MICRO, "cpu", "fp32"))
+    assert rows == 3 * MICRO * 256 // 16, "3/16 of the tokens, where 15 % are hidden"
+    assert rows * 6000 * 4 in trace.sizes
+    assert MICRO * 256 * 6000 * 4 not in trace.sizes
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+@pytest.mark.parametrize("least", [1000, 10_000, 40_000, 100_000])
+def test_units_by_size_may_return_anything(architecture: str, least: int) -> None:
+    strategy = {"kind": "fsdp", "auto_wrap": "size", "min_params": least}
+    model = hf("llama", LLAMA) if architecture == "llama" else hf("t5", T5, task="seq2seq_lm")
+    changes = case(model, data={"target_length": 24} if architecture == "t5" else {}).changes
+    _, trace = predicted(Case(strategy, 2, changes))
+    units = {number for number, each in enumerate(trace.modules) if each.unit}
+    entered, reached = ({number for kind, number in pairs(trace.first) if kind == asked}
+                        for asked in (Kind.ENTER, Kind.REACH))  # fmt: skip
+    assert units
+    assert units <= entered
+    assert units <= reached

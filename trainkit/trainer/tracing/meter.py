@@ -51,9 +51,7 @@ WORKSPACES: Mapping[Any, Callable[[Sequence[Any]], list[int]]] = {
 
 
 # On a CPU these cast what has not the format of the result, whole (aten/src/ATen/TensorIterator.cpp: compute_types).
-_MIXING = frozenset(
-    getattr(_ATEN, name + end).Tensor for name in ("add", "sub", "mul", "div") for end in ("", "_")
-)
+_MIXING = frozenset(getattr(_ATEN, name + end).Tensor for name in ("add", "sub", "mul", "div") for end in ("", "_"))
 
 
 def _mixed_casts(func: Any, args: Sequence[Any]) -> list[int]:
