@@ -129,7 +129,7 @@ def test_a_label_read_at_the_last_token_can_be_traced() -> None:
     assert len(trace.gradients) == len([each for each in trace.trained if "final_logits_bias" not in each.name])
 
 
-def test_a_model_that_asks_for_values_is_said_to_be_untraceable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_asks_for_values_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Gpt.forward
 
     def asking(self: Any, tokens: torch.Tensor, *more: Any, **others: Any) -> Any:
@@ -137,7 +137,7 @@ def test_a_model_that_asks_for_values_is_said_to_be_untraceable(monkeypatch: pyt
         return whole(self, tokens, *more, **others)
 
     monkeypatch.setattr(Gpt, "forward", asking)
-    with pytest.raises(TrainingError, match="cannot be traced, for the model asks for values"):
+    with pytest.raises(TrainingError, match="cannot be traced without a device"):
         predicted(case(gpt()))
 
 
@@ -175,7 +175,9 @@ def test_on_a_gpu_8_bits_are_multiplied_as_such() -> None:
 
 def test_a_masked_model_makes_logits_of_hidden_tokens_alone(tmp_path: Path) -> None:
     config = {**BERT, "vocab_size": 6000, "hidden_size": 32, "num_hidden_layers": 1}
-    asked = case(hf("bert", config, task="masked_lm", mask_token=1), data={"sequence_length": 256})
+    asked = case(
+        hf("bert", config, task="masked_lm", mask_token=1), data={"sequence_length": 256}, eval={"every_steps": 0}
+    )
     trace = require_close(asked, tmp_path)
     rows = counted_at_most(decided(asked, Path("nowhere"), GLOBAL, MICRO).recipe, Wanted({}, MICRO, "cpu", "fp32"))
     assert rows == 3 * MICRO * 256 // 16, "3/16 of the tokens, where 15 % are hidden"
@@ -183,12 +185,17 @@ def test_a_masked_model_makes_logits_of_hidden_tokens_alone(tmp_path: Path) -> N
     assert MICRO * 256 * 6000 * 4 not in trace.sizes
 
 
-@pytest.mark.parametrize("architecture", ["llama", "t5"])
-@pytest.mark.parametrize("least", [1000, 10_000, 40_000, 100_000])
-def test_units_by_size_may_return_anything(architecture: str, least: int) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "least"), [("llama", 1000), ("llama", 100_000), ("falcon", 1000), ("t5", 1000), ("t5", 100_000)]
+)
+def test_units_by_size_may_return_anything_and_have_it_changed_in_place(architecture: str, least: int) -> None:
     strategy = {"kind": "fsdp", "auto_wrap": "size", "min_params": least}
-    model = hf("llama", LLAMA) if architecture == "llama" else hf("t5", T5, task="seq2seq_lm")
-    changes = case(model, data={"target_length": 24} if architecture == "t5" else {}).changes
+    models = {
+        "llama": hf("llama", LLAMA),
+        "falcon": hf("falcon", FALCON),
+        "t5": hf("t5", T5, task="seq2seq_lm"),
+    }
+    changes = case(models[architecture], data={"target_length": 24} if architecture == "t5" else {}).changes
     _, trace = predicted(Case(strategy, 2, changes))
     units = {number for number, each in enumerate(trace.modules) if each.unit}
     entered, reached = ({number for kind, number in pairs(trace.first) if kind == asked}

@@ -81,14 +81,14 @@ def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
 
 
 def _possible(tracer: Tracer, recipe: Recipe, wanted: Wanted, stand_in: StandIn) -> tuple[int, ...]:
-    """The events of the first micro step. TrainingError for a model whose code asks for what only a device knows."""
+    """The events of the first micro step. TrainingError where the model's code needs a device."""
     try:
         return tracer.micro_step(batch(recipe, wanted), stand_in)
     except TrainingError:
         raise
     except Exception as error:  # a model's own code raises anything
         raise TrainingError(
-            f"the step cannot be traced, for the model asks for values that only a run has: {first_line(error)}",
+            f"the model's step cannot be traced without a device: {first_line(error)}",
             hint="a run itself says what memory it takes",
         ) from error
 
@@ -217,7 +217,11 @@ class Tracer:
         self.meter.mark(Kind.LEAVE, number)
         if number in self._inside:
             del self._inside[self._inside.index(number) :]
-        return _through(_Marked, partial(self.meter.mark, Kind.REACH, number), output)
+        reached = partial(self.meter.mark, Kind.REACH, number)
+        if self._zero3:
+            return _through(_Marked, reached, output)
+        _hooked(_Once(reached), output)  # as FSDP: what follows may change the output in place
+        return output
 
     def _ready(self, number: int, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -271,6 +275,27 @@ class _Marked(torch.autograd.Function):
     def backward(context: Any, *gradients: Any) -> tuple[Any, ...]:
         context.reached()
         return (None, *gradients)
+
+
+class _Once:
+    """Tells of the first call alone."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        self._told: Callable[[], None] | None = told
+
+    def __call__(self, _: Tensor) -> None:
+        if self._told is not None:
+            self._told()
+        self._told = None
+
+
+def _hooked(reached: Callable[[Tensor], None], value: Any) -> None:
+    """Be told of the gradient of each tensor in a nest that has one."""
+    from torch.utils._pytree import tree_leaves
+
+    for each in tree_leaves(value):
+        if isinstance(each, Tensor) and each.requires_grad and torch.is_grad_enabled():
+            each.register_hook(reached)  # type: ignore[no-untyped-call]
 
 
 def _through(marked: Any, reached: Any, value: Any) -> Any:
