@@ -298,6 +298,8 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, targets: int) -> tuple
                 with parts.profiler.phase("backward"):
                     strategy.backward(loss * share, last=last)
             total += loss.detach()
+            # With it goes what layers keep beside autograd's own (bitsandbytes), before the next forward pass.
+            del loss
     parts.heartbeat.set_phase(OPTIMIZER)
     with parts.memory.update(strategy):
         # Both stay on the device: reading them would wait for it.

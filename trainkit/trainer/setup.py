@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,7 +34,7 @@ from trainkit.trainer.metrics.speed import TrainingFlops, training_flops
 from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
 from trainkit.trainer.models.base import Model, Parameters
-from trainkit.trainer.models.quantized import compute_in
+from trainkit.trainer.models.quantized import compute_in, quantize_without_weights
 from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.optim import DTYPES, autocast, learning_rate, set_tf32
 from trainkit.trainer.parallel import STRATEGIES, Strategy
@@ -264,6 +264,8 @@ def made_model(recipe: Recipe, dtype: str, device: str) -> Model:
     bits = quantized_bits(recipe)
     if device == "meta":
         model = skeleton(recipe)
+        if bits:
+            quantize_without_weights(model, cast("HfModel", recipe.model))
     else:
         where = {"device": device} if bits else {}
         model = MODELS[recipe.model.kind](recipe, **where)

@@ -274,8 +274,12 @@ def targets_at_most(inputs: Mapping[str, Tensor]) -> int | None:
     targets = targets_of(inputs)
     if targets is None or targets.dim() < 2 or targets.is_floating_point():
         return None
-    size = targets.numel()
-    share = -(-int(np.count_nonzero(targets.numpy() != IGNORE_INDEX)) * 16 // size)
+    return bound_of(int(np.count_nonzero(targets.numpy() != IGNORE_INDEX)), targets.numel())
+
+
+def bound_of(count: int, size: int) -> int | None:
+    """The bound for so many counted ones of all targets; None if that is more than half of them."""
+    share = -(-count * 16 // size)
     return max(1, -(-share * size // 16)) if share <= 8 else None
 
 

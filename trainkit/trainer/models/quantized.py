@@ -8,16 +8,19 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.errors import TrainingError
-from trainkit.recipe.schema import Quantize
+from trainkit.recipe.schema import HfModel, Quantize
 from trainkit.tools.builtin.inputs import quantized_already
 from trainkit.trainer.models.base import blocks_of, is_linear
+from trainkit.trainer.tracing.stand_in import device_type
 
+BLOCK, NESTED = 64, 256  # values that share a constant, and constants that do
 LEAST = 0.9  # share of the blocks' matrices that must be in linear layers, or the recipe would promise what is not
 
 
@@ -89,22 +92,86 @@ def quantize_in_place(inner: nn.Module, asked: Quantize, device: str) -> None:
 def _quantized(layer: Any, asked: Quantize) -> nn.Module:
     """The layer that bitsandbytes has for it; it quantises once it is moved, to its own device too."""
     layers: Any = importlib.import_module("bitsandbytes.nn")  # whose names are none to a type checker
-    transposed = not isinstance(layer, nn.Linear)
-    weight = layer.weight.detach().T.contiguous() if transposed else layer.weight.detach()
-    outputs, inputs = weight.shape
-    made: Any
-    with torch.device("meta"):
-        if asked.bits == 4:
-            options: dict[str, Any] = {"compress_statistics": asked.double_quant, "quant_type": asked.quant_type}
-            made = layers.Linear4bit(inputs, outputs, layer.bias is not None, **options)
-        else:  # outliers above 6 in 16 bits: LLM.int8(), arXiv:2208.07339, and transformers' default
-            made = layers.Linear8bitLt(inputs, outputs, layer.bias is not None, has_fp16_weights=False, threshold=6.0)
+    weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T.contiguous()
+    made: Any = _empty(layer, asked)
     if asked.bits == 4:
-        made.weight = layers.Params4bit(weight, requires_grad=False, module=made, **options)
+        made.weight = layers.Params4bit(weight, requires_grad=False, module=made, **_options(asked))
     else:
         made.weight = layers.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
-    made.bias, made.source_cls = layer.bias, type(layer)
     return cast("nn.Module", made.requires_grad_(False))
+
+
+def _empty(layer: Any, asked: Quantize) -> Any:
+    """The same without weights, on the meta device."""
+    layers: Any = importlib.import_module("bitsandbytes.nn")
+    inputs, outputs = layer.weight.shape[::-1] if isinstance(layer, nn.Linear) else layer.weight.shape
+    with torch.device("meta"):
+        if asked.bits == 4:
+            made = layers.Linear4bit(inputs, outputs, layer.bias is not None, **_options(asked))
+        else:  # outliers above 6 in 16 bits: LLM.int8(), arXiv:2208.07339, and transformers' default
+            made = layers.Linear8bitLt(inputs, outputs, layer.bias is not None, has_fp16_weights=False, threshold=6.0)
+    made.bias, made.source_cls = layer.bias, type(layer)
+    return made.requires_grad_(False)
+
+
+def _options(asked: Quantize) -> dict[str, Any]:
+    return {"compress_statistics": asked.double_quant, "quant_type": asked.quant_type}
+
+
+def quantize_without_weights(model: Any, asked: HfModel) -> None:
+    """The same for a model on the meta device, as a run will have it: frozen layers of packed weights."""
+    _quiet()
+    held = getattr(model.inner.config, "dtype", None) if asked.path else None
+    for name in quantizable(model.inner):
+        layer: Any = model.inner.get_submodule(name)
+        model.inner.set_submodule(name, _packed(_empty(layer, asked.quantize), asked.quantize, held or torch.float32))
+
+
+def _packed(made: Any, asked: Quantize, held: torch.dtype) -> nn.Module:
+    """What quantisation leaves of a weight on meta. held: the format that it was in, which its values come back in."""
+    layers: Any = importlib.import_module("bitsandbytes.nn")
+    shape = made.weight.shape
+    size = shape.numel()
+    with torch.device("meta"):
+        if asked.bits == 8:
+            weight = torch.empty(shape, dtype=torch.int8)
+            options = {"CB": weight, "SCB": torch.empty(shape[0], dtype=torch.float32)}
+            made.weight = layers.Int8Params(weight, requires_grad=False, has_fp16_weights=False, **options)
+            if device_type(weight) == "cpu":
+                made.forward = partial(_multiply_on_cpu, made)
+        else:
+            state = _constants(size, asked)
+            state.shape, state.dtype, state.quant_type = shape, held, asked.quant_type
+            weight = torch.empty((size + 1) // 2, 1, dtype=torch.uint8)
+            made.weight = layers.Params4bit(
+                weight, quant_state=state, bnb_quantized=True, module=made, **_options(asked)
+            )
+            made.quant_state = state
+    return cast("nn.Module", made)
+
+
+def _constants(size: int, asked: Quantize) -> Any:
+    """The largest value of each block of 64, itself in blocks of 256 where it is quantised, and what bits stand for."""
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    blocks = -(-size // BLOCK)
+    code = torch.empty(16)
+    if not asked.double_quant:
+        return functional.QuantState(torch.empty(blocks), blocksize=BLOCK, code=code)
+    second = functional.QuantState(
+        torch.empty(-(-blocks // NESTED)), blocksize=NESTED, code=torch.empty(256), dtype=torch.float32
+    )
+    largest = torch.empty(blocks, dtype=torch.uint8)
+    return functional.QuantState(largest, blocksize=BLOCK, code=code, offset=torch.empty(()), state2=second)
+
+
+def _multiply_on_cpu(layer: Any, x: Tensor) -> Tensor:
+    """As a layer of 8 bits on a CPU, where it computes with plain weights (bitsandbytes: matmul)."""
+    functions: Any = importlib.import_module("bitsandbytes.autograd._functions")
+    if layer.weight.CB is not None:
+        layer.init_8bit_state()
+    if layer.bias is not None and layer.bias.dtype != x.dtype:
+        layer.bias.data = layer.bias.data.to(x.dtype)
+    return cast("Tensor", functions.MatMul8bitFp.apply(x, layer.weight, None, layer.bias, layer.state))
 
 
 def tell_peft(model: Any, bits: int) -> None:

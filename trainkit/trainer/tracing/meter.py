@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from trainkit.foresight.trace import ACTIVATIONS, TEMPORARIES, Kind
+from trainkit.trainer.tracing.answers import ANSWERS, grouped_flops
+from trainkit.trainer.tracing.quantized import kernel_of
 
 _ATEN = torch.ops.aten
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -39,11 +41,29 @@ def _efficient_workspace(args: Sequence[Any]) -> list[int]:
     return [batch * heads * length * 4] + [batch * heads * length * width * 4] * (query.element_size() == 2)
 
 
+# What torch's own register lacks.
+FLOPS: Mapping[Any, Callable[..., float]] = {_ATEN._grouped_mm: grouped_flops} if hasattr(_ATEN, "_grouped_mm") else {}
 # Memory that a kernel of CUDA takes and gives back by itself.
 WORKSPACES: Mapping[Any, Callable[[Sequence[Any]], list[int]]] = {
     _ATEN._scaled_dot_product_flash_attention_backward.default: _flash_workspace,
     _ATEN._scaled_dot_product_efficient_attention_backward.default: _efficient_workspace,
 }
+
+
+# On a CPU these cast what has not the format of the result, whole (aten/src/ATen/TensorIterator.cpp: compute_types).
+_MIXING = frozenset(getattr(_ATEN, name + end).Tensor for name in ("add", "sub", "mul", "div") for end in ("", "_"))
+
+
+def _mixed_casts(func: Any, args: Sequence[Any]) -> list[int]:
+    """Bytes of the casts of an operator on tensors of two formats, on a CPU."""
+    tensors = [each for each in args[:2] if isinstance(each, Tensor)]
+    if len(tensors) < 2 or tensors[0].dtype == tensors[1].dtype:
+        return []
+    common = torch.result_type(*tensors)
+    cast = [each for each in tensors if each.dtype != common and each.dim()]
+    if func._schema.is_mutable and tensors[0].dtype != common:
+        cast.append(tensors[0])
+    return [each.numel() * common.itemsize for each in cast]
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -93,6 +113,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events += (Kind.TAKE, number)
         return number
 
+    def _pass(self, sizes: Sequence[int], operator: str) -> None:
+        """Memory that an operator takes and gives back."""
+        for number in [self._new(size, operator) for size in sizes]:
+            self.events += (Kind.FREE, number)
+
     def _gone(self, key: int) -> None:
         self._watched.pop(key, None)
         self.events += (Kind.FREE, self._live.pop(key))
@@ -102,10 +127,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _ATEN._local_scalar_dense.default:  # no value is known; those who look at masks want a yes
             return True if args[0].dtype is torch.bool else 1
+        if inside := kernel_of(func):
+            with self:
+                return inside(args, kwargs or {})
         out = self._answer(func, args, kwargs or {})
         if self._cuda and func in WORKSPACES:
-            for number in [self._new(size, func.__name__) for size in WORKSPACES[func](args)]:
-                self.events += (Kind.FREE, number)
+            self._pass(WORKSPACES[func](args), func.__name__)
+        elif not self._cuda and func in _MIXING:
+            self._pass(_mixed_casts(func, args), func.__name__)
         fresh = 0
         outputs = out if isinstance(out, tuple | list) else (out,)
         tensors = [each for each in outputs if isinstance(each, Tensor)]
@@ -123,7 +152,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the work of an operator. fresh: bytes of what it makes."""
         inputs, outputs = _tensors(args), _tensors(out if isinstance(out, tuple | list) else (out,))
         moved = fresh + sum(map(_bytes, inputs)) + (sum(map(_bytes, outputs)) if func._schema.is_mutable else 0)
-        count = flop_registry.get(func._overloadpacket)
+        count = flop_registry.get(func._overloadpacket) or FLOPS.get(func._overloadpacket)
         flops = float(count(*args, **kwargs, out_val=out)) if count else 0.0
         format = FORMATS.get(inputs[0].dtype, "fp32") if inputs else "fp32"
         self.work[flops, float(moved), format] += 1
@@ -131,6 +160,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs. Kernels of meta are Python and take up to a millisecond: like calls are answered from memory."""
+        answer = ANSWERS.get(func)
+        if answer is not None and (found := answer(*args, **kwargs)) is not None:
+            return found
         kind = self._kinds.get(func) or self._kinds.setdefault(func, _kind(func))
         if kind == "other":
             return func(*args, **kwargs)

@@ -18,9 +18,8 @@ LOWER: frozenset[Any] = frozenset(
         *(functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm),
         *(torch.mm, Tensor.mm, torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum),
         *(functional.conv1d, functional.conv2d, torch.conv1d, torch.conv2d, functional.scaled_dot_product_attention),
-        *(getattr(torch, "_grouped_mm", None), getattr(functional, "grouped_mm", None)),
     )
-) - {None}
+)
 # What it computes in fp32 on CUDA. On a CPU hardly anything that a language model does.
 HIGHER: frozenset[Any] = frozenset(
     (
@@ -140,9 +139,13 @@ class StandIn(TorchFunctionMode):
         """The kernel that torch chooses (aten/src/ATen/native/transformers: sdp_utils.cpp, sdp_utils_cpp.cpp)."""
         dropout_p, is_causal = options.get("dropout_p", 0.0), options.get("is_causal", False)
         scale, enable_gqa = options.get("scale"), options.get("enable_gqa", False)
+        # Kernels want as many heads everywhere, or to be told of groups (check_batch_size_and_num_heads_dense).
+        alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2] or (enable_gqa and query.dim() == 4)
         width, half = query.shape[-1], query.dtype in (torch.float16, torch.bfloat16)
         heads = query.shape[1] // key.shape[1] if query.dim() == 4 else 1
-        if self.device == "cpu":
+        if not alike:
+            pass
+        elif self.device == "cpu":
             if not dropout_p and not (attn_mask is not None and attn_mask.requires_grad):
                 return _ATEN._scaled_dot_product_flash_attention_for_cpu(
                     query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,15 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainkit.errors import TrainingError, first_line
 from trainkit.foresight.trace import COPIES, GRADIENTS, Kind, Module, Parameter, Trace, Wanted, Work
 from trainkit.recipe.schema import Compile, Fsdp, HfModel, Recipe
 from trainkit.tasks import CAUSAL, LABELLING, WRITING, task_of
-from trainkit.trainer.data.source import Lengths, sample_length
+from trainkit.trainer.data.source import Lengths, bound_of, sample_length
 from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.quantized import is_quantized, scales
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.tracing.meter import Meter
 from trainkit.trainer.tracing.stand_in import StandIn
+
+DEVIATIONS = 3  # standard ones above the mean: of a thousand batches about one has more hidden tokens
 
 
 def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
@@ -50,9 +55,10 @@ def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
                 each.data = each.data.to(dtype)
     stand_in.copied, stand_in.recomputing = partial(_note_copy, meter), partial(setattr, meter, "recomputing")
     tracer = Tracer(model, meter, zero3=kind == "zero3", units=_units(model, recipe))
-    meter.exclude([*model.parameters(), *model.buffers()])
+    meter.exclude([*model.parameters(), *model.buffers(), *scales(model)])
     with stand_in, meter:
-        first = tracer.micro_step(batch(recipe, wanted), stand_in)
+        model.expect(counted_at_most(recipe, wanted))
+        first = _possible(tracer, recipe, wanted, stand_in)
         counted = Counter(meter.work)
         further = first if casts else tracer.micro_step(batch(recipe, wanted), stand_in)
         inputs = batch(recipe, wanted)
@@ -74,6 +80,19 @@ def traced(wanted: Wanted, standing_in: type[StandIn] = StandIn) -> Trace:
     )
 
 
+def _possible(tracer: Tracer, recipe: Recipe, wanted: Wanted, stand_in: StandIn) -> tuple[int, ...]:
+    """The events of the first micro step. TrainingError where the model's code needs a device."""
+    try:
+        return tracer.micro_step(batch(recipe, wanted), stand_in)
+    except TrainingError:
+        raise
+    except Exception as error:  # a model's own code raises anything
+        raise TrainingError(
+            f"the model's step cannot be traced without a device: {first_line(error)}",
+            hint="a run itself says what memory it takes",
+        ) from error
+
+
 def _works(counted: Counter[tuple[float, float, str]]) -> tuple[Work, ...]:
     return tuple(Work(count, *key) for key, count in counted.items())
 
@@ -84,12 +103,23 @@ def _note_copy(meter: Meter, made: Tensor) -> None:
 
 
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """The parameters as the run holds them."""
+    """The parameters as the run holds them: quantised ones packed, with the constants that give their values back."""
     tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    return tuple(
-        Parameter(name, tuple(each.shape), each.element_size(), each.requires_grad, id(each) in tables)
-        for name, each in model.named_parameters()
-    )
+    constants = {id(each.weight): sum(map(_bytes, scales(each))) for each in model.modules() if is_quantized(each)}
+    found = []
+    for name, each in model.named_parameters():
+        state = getattr(each, "quant_state", None)
+        shape, item = (
+            (each.shape, each.element_size()) if state is None else (state.shape, each.numel() / state.shape.numel())
+        )
+        found.append(
+            Parameter(name, tuple(shape), item, each.requires_grad, id(each) in tables, constants.get(id(each), 0))
+        )
+    return tuple(found)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _units(model: Model, recipe: Recipe) -> list[nn.Module]:
@@ -115,6 +145,16 @@ def batch(recipe: Recipe, wanted: Wanted) -> dict[str, Tensor]:
     labels = ids(wanted.micro) if task == LABELLING else ids(wanted.micro, target)
     mask = {"attention_mask": ids(*shape)} if wanted.padded else {}
     return {"input_ids": ids(*shape), **mask, "labels": labels}
+
+
+def counted_at_most(recipe: Recipe, wanted: Wanted) -> int | None:
+    """The bound of a micro batch's counted targets as a run finds it, in a batch of many hidden tokens; else None."""
+    model = recipe.model
+    if not isinstance(model, HfModel) or model.task != "masked_lm":
+        return None
+    size, share = wanted.micro * sample_length(recipe), model.mask_share
+    count = share * size + DEVIATIONS * math.sqrt(size * share * (1 - share))
+    return bound_of(min(size, math.ceil(count)), size)
 
 
 class Tracer:
@@ -177,7 +217,11 @@ class Tracer:
         self.meter.mark(Kind.LEAVE, number)
         if number in self._inside:
             del self._inside[self._inside.index(number) :]
-        return _through(_Marked, partial(self.meter.mark, Kind.REACH, number), output)
+        reached = partial(self.meter.mark, Kind.REACH, number)
+        if self._zero3:
+            return _through(_Marked, reached, output)
+        _hooked(_Once(reached), output)  # as FSDP: what follows may change the output in place
+        return output
 
     def _ready(self, number: int, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -232,6 +276,27 @@ class _Marked(torch.autograd.Function):
     def backward(context: Any, *gradients: Any) -> tuple[Any, ...]:
         context.reached()
         return (None, *gradients)
+
+
+class _Once:
+    """Tells of the first call alone."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        self._told: Callable[[], None] | None = told
+
+    def __call__(self, _: Tensor) -> None:
+        if self._told is not None:
+            self._told()
+        self._told = None
+
+
+def _hooked(reached: Callable[[Tensor], None], value: Any) -> None:
+    """Be told of the gradient of each tensor in a nest that has one."""
+    from torch.utils._pytree import tree_leaves
+
+    for each in tree_leaves(value):
+        if isinstance(each, Tensor) and each.requires_grad and torch.is_grad_enabled():
+            each.register_hook(reached)  # type: ignore[no-untyped-call]
 
 
 def _through(marked: Any, reached: Any, value: Any) -> Any:
