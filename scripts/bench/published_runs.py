@@ -35,7 +35,9 @@ INFERRED = (
     "torchtitan: the last block stays gathered between forward and backward (its apply_fsdp)",
     "torchtitan: the loss is cross entropy over logits in fp32, and the optimizer is fused AdamW",
 )
-TITAN = 82.4  # GiB reserved: Llama 3 8B, FSDP on 8 H100 of 96 GB, not compiled (docs/performance.md of December 2024)
+TITAN = (
+    82.4  # GiB reserved: Llama 3 8B, FSDP on 8 H100 of 96 GB, not compiled (torchtitan, benchmarks of December 2024)
+)
 LLAMA_3_8B: Mapping[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
