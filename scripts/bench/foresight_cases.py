@@ -20,7 +20,7 @@ def _hf(architecture: str, task: str = "causal_lm", **config: Any) -> dict[str, 
     return {"kind": "hf", "architecture": architecture, "task": task, "config": config}
 
 
-_WIDE = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 3, "num_attention_heads": 8,
+_WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 2048}  # fmt: skip
 _BERT = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
          "vocab_size": 2048}  # fmt: skip
@@ -110,28 +110,25 @@ def write_texts(path: Path) -> None:
 
 def steps() -> Iterator[Trial]:
     """Alone and divided over two ranks."""
-    for model, techniques, micro, accumulation, optimizer in (
-        ("gpt", (), 16, 1, ""),
-        ("gpt wide", ("bf16",), 8, 2, ""),
-        ("gpt wide", ("bf16", "whole"), 8, 2, ""),
-        ("gpt wide", ("selective",), 8, 2, ""),
-        ("gpt dropout", (), 8, 2, "sgd"),
-        ("gpt", ("packed",), 8, 1, ""),
-        ("gpt", (), 1, 2, "adamw_torch_foreach"),
-        ("gpt", (), 1, 2, "adafactor"),
-        ("moe", (), 8, 1, ""),
-        ("llama", ("bf16", "whole"), 8, 2, ""),
-        ("llama", ("bf16",), 4, 4, ""),
-        ("llama", ("bf16", "lora"), 4, 2, ""),
-        ("qwen2", (), 8, 1, ""),
-        ("gpt2", ("bf16",), 8, 1, ""),
-        ("bert", (), 8, 2, ""),
-        ("t5", (), 8, 1, ""),
-        ("t5", ("whole",), 8, 2, ""),
+    for model, techniques, micro, accumulation, length, optimizer in (
+        ("gpt", (), 16, 1, 64, ""),
+        ("gpt wide", ("bf16",), 2, 2, 32, ""),
+        ("gpt wide", ("bf16", "whole"), 4, 1, 32, ""),
+        ("gpt wide", ("selective",), 8, 2, 32, ""),
+        ("gpt dropout", (), 8, 2, 64, "sgd"),
+        ("gpt", ("packed",), 8, 1, 64, ""),
+        ("gpt wide", (), 1, 2, 16, "adafactor"),
+        ("moe", (), 8, 1, 64, ""),
+        ("llama", ("bf16", "whole"), 4, 2, 32, ""),
+        ("llama", ("lora",), 4, 2, 64, ""),
+        ("qwen2", (), 8, 1, 64, "adamw_torch_foreach"),
+        ("gpt2", ("bf16",), 4, 1, 32, ""),
+        ("bert", (), 8, 2, 64, ""),
+        ("t5", ("whole",), 8, 2, 64, ""),
     ):
-        yield Trial(model, techniques, micro, accumulation, optimizer=optimizer, length=64)
+        yield Trial(model, techniques, micro, accumulation, optimizer=optimizer, length=length)
         fsdp = {"kind": "fsdp"}
-        yield Trial(model, techniques, micro, accumulation, fsdp, 2, optimizer, 64, counted=model != "moe")
+        yield Trial(model, techniques, micro, accumulation, fsdp, 2, optimizer, length, counted=model != "moe")
 
 
 def zero() -> Iterator[Trial]:
@@ -139,22 +136,23 @@ def zero() -> Iterator[Trial]:
     kinds = [{"kind": "zero1"}, {"kind": "zero2"}, {"kind": "zero3"}, {"kind": "zero1", **OFFLOADED},
              {"kind": "zero2", **OFFLOADED}, {"kind": "zero3", **OFFLOADED}, {"kind": "zero3", **BOTH}]  # fmt: skip
     for kind in kinds:
-        yield Trial("gpt wide", (), 4, 2, kind, 2, length=64)
-        yield Trial("llama", ("bf16",), 4, 1, kind, 2, length=64)
-        yield Trial("llama", ("bf16", "whole"), 2, 2, kind, 4, length=64)
+        yield Trial("gpt wide", (), 4, 2, kind, 2, length=32)
+        yield Trial("llama", ("bf16",), 2, 1, kind, 2, length=32)
+    for kind in kinds[2:5]:
+        yield Trial("llama", ("whole",), 2, 2, kind, 4, length=32)
 
 
 def savings() -> Mapping[str, Mapping[str, tuple[Trial, Trial]]]:
     """By model and technique: the run without it and with it."""
     found = {}
     for model in ("llama", "qwen2", "gpt2", "bert", "t5"):
-        base = Trial(model, (), 16, optimizer="adamw_torch_foreach")
+        base = Trial(model, (), 16, optimizer="adamw_torch_foreach", length=32)
         small = Trial(model, (), 1, optimizer="adamw_torch_foreach", length=16)  # which is highest in its update
         changed = {
-            "micro batch halved": Trial(model, (), 8, 2, optimizer=base.optimizer),
-            **{name: Trial(model, (name,), 16, optimizer=base.optimizer)
+            "micro batch halved": Trial(model, (), 8, 2, optimizer=base.optimizer, length=32),
+            **{name: Trial(model, (name,), 16, optimizer=base.optimizer, length=32)
                for name in ("bf16", "whole", "selective", "lora")},
-            "adafactor": Trial(model, (), 16, optimizer="adafactor"),
+            "adafactor": Trial(model, (), 16, optimizer="adafactor", length=32),
         }  # fmt: skip
         found[model] = {name: (base, each) for name, each in changed.items()}
         found[model]["fused"] = small, Trial(model, (), 1, optimizer="adamw_torch_fused", length=16)
@@ -168,18 +166,16 @@ def drawn(count: int, seed: int) -> Iterator[Trial]:
         model = chance.choice(("gpt", "gpt wide", "gpt dropout", "llama", "qwen2", "gpt2", "bert", "t5"))
         depth = {"gpt2": "n_layer", "llama": "num_hidden_layers", "qwen2": "num_hidden_layers",
                  "bert": "num_hidden_layers", "t5": "num_layers"}.get(model, "layers")  # fmt: skip
-        techniques = [name for name, share in (("bf16", 0.5),) if chance.random() < share]
+        techniques = [name for name, share in (("bf16", 0.3),) if chance.random() < share]
         techniques += chance.choice(((), (), ("whole",), ("selective",)))
         if not model.startswith("gpt ") and model != "gpt" and chance.random() < 0.2:
             techniques.append("lora")
         optimizer = chance.choice(("", "", "adamw_torch_foreach", "adafactor", "sgd"))
         strategy, ranks = chance.choice((({"kind": "single"}, 1), ({"kind": "single"}, 1), ({"kind": "single"}, 1),
                                          ({"kind": "fsdp"}, 2), ({"kind": "ddp"}, 2)))  # fmt: skip
-        sizes = chance.randint(1, 10), chance.randint(1, 3)
+        sizes = chance.randint(1, 8), chance.randint(1, 2)
         config = {depth: chance.randint(1, 5)}
-        yield Trial(
-            model, tuple(techniques), *sizes, strategy, ranks, optimizer, chance.choice((16, 32, 64, 96)), config
-        )
+        yield Trial(model, tuple(techniques), *sizes, strategy, ranks, optimizer, chance.choice((16, 32, 48)), config)
 
 
 def timed(count: int, seed: int) -> Iterator[Trial]:
@@ -193,7 +189,41 @@ def timed(count: int, seed: int) -> Iterator[Trial]:
         config = {key: width, heads: width // 32}
         if model in ("llama", "qwen2"):
             config["num_key_value_heads"] = width // 64
-        techniques = (("bf16",) if chance.random() < 0.3 else ()) + chance.choice(((), (), ("whole",), ("selective",)))
-        length = chance.choice((64, 128, 256))
-        yield Trial(model, techniques, max(1, chance.choice((1024, 2048, 4096)) // length), chance.randint(1, 2),
+        techniques = (("bf16",) if chance.random() < 0.2 else ()) + chance.choice(((), (), ("whole",), ("selective",)))
+        length, tokens = (
+            chance.choice((32, 64, 128)),
+            chance.choice((256, 512) if "bf16" in techniques else (512, 1024, 2048)),
+        )
+        yield Trial(model, techniques, max(1, tokens // length), 1,
                     config=config, length=length)  # fmt: skip
+
+
+# Model, ranks, and the share of the largest candidate's memory that there is.
+AUTO = (("gpt wide", 1, 0.45), ("llama", 1, 0.65), ("gpt wide", 2, 0.45), ("llama", 2, 0.65))
+
+
+def chosen_by_itself(model: str, ranks: int) -> dict[str, dict[str, Any]]:
+    """A recipe that leaves its strategy, its micro batch and checkpointing open."""
+    return {
+        "model": dict(MODELS[model]),
+        "data": {"kind": "random", "sequence_length": 128, "high": 256, "samples": 64},
+        "batch": {"global": 8 * ranks},
+        "precision": {"dtype": "fp32"},
+        "devices": {"type": "cpu"},
+        "nodes": {"processes_per_node": ranks},
+        "strategy": {"kind": "auto"},
+    }
+
+
+_LLAMA = """
+version: 1
+model: {kind: hf, architecture: llama, config: {%s, num_key_value_heads: 8, vocab_size: 128256}}
+data: {kind: random, sequence_length: 4096}
+precision: bf16
+batch: {global: 128, micro: 1}
+strategy: {kind: fsdp}
+efficiency: {gradient_checkpointing: true}
+nodes: {count: %d}
+"""
+LLAMA_8B = _LLAMA % ("hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32, num_attention_heads: 32", 1)
+LLAMA_70B = _LLAMA % ("hidden_size: 8192, intermediate_size: 28672, num_hidden_layers: 80, num_attention_heads: 64", 8)

@@ -119,7 +119,7 @@ class OfTitan(Sharded):
 
 
 def _every_second_product() -> Any:
-    """torchtitan's selective checkpointing of operators (its utils of December 2024: _apply_ac_to_transformer_block)."""
+    """torchtitan's selective checkpointing of operators (its _apply_ac_to_transformer_block of December 2024)."""
     aten, counts = torch.ops.aten, {False: 0, True: 0}
     kept = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
 
