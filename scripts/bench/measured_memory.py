@@ -83,7 +83,7 @@ def measure(path: Path) -> int:
             optimizer_step(parts, number, batch, max(1, batch.counted))
             seconds.append(time.process_time() - began)
             peaks.append(counted.counted_peak() - base)
-    except (RuntimeError, MemoryError):
+    except Exception:
         if counted.counted_refused():
             return OUT_OF_MEMORY
         raise
