@@ -6,28 +6,42 @@ What is taken to be so of software that is not installed here, each with its sou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainkit.foresight.allocator import replay
 from trainkit.foresight.published import V100_BERT
-from trainkit.foresight.strategies import Run, Whole
-from trainkit.foresight.trace import COPIES, Events, Kind, Wanted
-from trainkit.recipe.schema import Recipe
+from trainkit.foresight.strategies import Run, Sharded, Whole
+from trainkit.foresight.trace import COPIES, Events, Kind, Trace, Wanted
+from trainkit.recipe.schema import Fsdp, Recipe
+from trainkit.trainer.models.hf import Transformer
+from trainkit.trainer.tracing.meter import Meter
 from trainkit.trainer.tracing.stand_in import StandIn
-from trainkit.trainer.tracing.step import traced
+from trainkit.trainer.tracing.step import Tracer, parameters_of, traced
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 CONTEXT = 1343 * MIB  # of CUDA on the guide's V100, as the guide itself measured it
 INFERRED = (
     "V100: torch 1.10 saved the input of softmax for backward (pytorch/pytorch#64000, changed in 1.11 by #65242)",
     "V100: gradients stayed between steps: model.zero_grad() of torch before 2.0 filled them with zeros",
     "V100: eager attention and a classifier's loss, as transformers 4.18 had them",
     "V100: the context of 1343 MiB is the guide's own measurement (page: the same guide, `print_gpu_utilization`)",
+    "torchtitan: every second matrix product of a block is recomputed, and attention kept (its selective op mode)",
+    "torchtitan: the last block stays gathered between forward and backward (its apply_fsdp)",
+    "torchtitan: the loss is cross entropy over logits in fp32, and the optimizer is fused AdamW",
 )
+TITAN = (
+    82.4  # GiB reserved: Llama 3 8B, FSDP on 8 H100 of 96 GB, not compiled (torchtitan, benchmarks of December 2024)
+)
+LLAMA_3_8B: Mapping[str, Any] = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
 
 
 class OfThatTime(StandIn):
@@ -94,3 +108,68 @@ def v100_rows() -> Mapping[str, tuple[int, int]]:
             whole.step(min(3, run.accumulation))
         found[name] = row.mib * MIB, replay(whole.device).peak_reserved + CONTEXT
     return found
+
+
+class OfTitan(Sharded):
+    """torchtitan's FSDP: the last block is not divided again after forward, for backward needs it at once."""
+
+    def _reshard(self, unit: int) -> None:
+        if self._backward or unit != len(self._units) - 2:  # the root is one of them
+            super()._reshard(unit)
+
+
+def _every_second_product() -> Any:
+    """torchtitan's selective checkpointing of operators (its _apply_ac_to_transformer_block of December 2024)."""
+    aten, counts = torch.ops.aten, {False: 0, True: 0}
+    kept = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator is aten.mm.default:
+            counts[context.is_recompute] += 1
+        saved = counts[context.is_recompute] % 2 if operator is aten.mm.default else operator in kept
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def titan_row() -> tuple[int, int]:
+    """Published and foreseen bytes of torchtitan's Llama 3 8B: 2 samples of 8192 tokens on each of 8 ranks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    meter, stand_in = Meter("cuda"), StandIn("cuda", (9, 0), None)
+    with torch.device("meta"):
+        model = Transformer(LlamaForCausalLM(LlamaConfig(**LLAMA_3_8B))).train()
+    held = parameters_of(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    for block in model.blocks:
+        forward = stand_in.again(block.forward)
+        block.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False,
+                                context_fn=_every_second_product)  # fmt: skip
+    stand_in.recomputing = partial(setattr, meter, "recomputing")
+    tracer = Tracer(model, meter, zero3=False, units=list(model.blocks))
+    meter.exclude([*model.parameters(), *model.buffers()])
+    ids = {name: torch.zeros((2, 8192), dtype=torch.int64, device="meta") for name in ("tokens", "targets")}
+    with stand_in, meter:
+        events = tracer.micro_step(ids, stand_in)
+    trace = Trace(
+        parameters=held,
+        modules=tracer.modules,
+        buffers=sum(each.numel() * each.element_size() for each in model.buffers()),
+        batch=sum(each.numel() * each.element_size() for each in ids.values()),
+        sizes=tuple(meter.sizes),
+        parts=tuple(meter.parts),
+        operators=tuple(meter.operators),
+        names=tuple(meter.names),
+        gradients=tracer.gradients,
+        first=events,
+        further=events,
+        work=(),
+    )
+    options = Fsdp(kind="fsdp").model_dump(mode="json")
+    run = Run("fsdp", 8, 8, dtype="bf16", optimizer="adamw_torch_fused", options=options)
+    sharded = OfTitan(trace, run)
+    sharded.start()
+    for _ in range(2):
+        sharded.step(1)
+    return int(TITAN * GIB), replay(sharded.device).peak_reserved

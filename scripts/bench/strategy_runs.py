@@ -84,15 +84,19 @@ def write_settings(
     run_dir: Path, case: Case, corpus: Path, global_batch: int = GLOBAL_BATCH, micro: int = MICRO
 ) -> Path:
     """The run directory's trainer.json, and deepspeed.json where the strategy wants it, as a plan would write them."""
+    return write_planned(run_dir, decided(case, corpus, global_batch, micro))
+
+
+def write_planned(run_dir: Path, context: Context) -> Path:
+    """The same of a plan."""
     run_dir.mkdir(parents=True)
-    context = decided(case, corpus, global_batch, micro)
     recipe, batch = context.recipe, context.batch
     zero = recipe.strategy.kind.startswith("zero")
     settings = {
         "recipe": recipe.model_dump(mode="json", by_alias=True),
         "batch": {name: getattr(batch, name) for name in ("global_", "micro", "accumulation", "ranks", "eval_micro")},
         "device": "cpu",
-        "dtype": recipe.precision.dtype,
+        "dtype": context.dtype,
         "training_digest": "parity",
         "deepspeed": "deepspeed.json" if zero else None,
     }
@@ -181,14 +185,19 @@ def start_ranks(
 
     resume: the checkpoint that they go on from.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = (*program, "--settings", str(settings), *((f"--resume={resume}",) if resume else ()))
     return [
         start(command, {**rank_environment(rank, ranks, port), **extra}, settings.parent / f"rank-{rank}.log")
         for rank in range(ranks)
     ]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def finish(ranks: Sequence[Rank], timeout: float = 120.0) -> list[int]:

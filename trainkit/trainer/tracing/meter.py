@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,6 +81,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.work: Counter[tuple[float, float, str]] = Counter()
         self.recomputed, self.recomputing = 0.0, False
         self._cuda = device == "cuda"
+        self._alone = _alone()
         self._live: dict[int, int] = {}  # storage -> number
         self._watched: dict[int, Any] = {}
         self._kinds: dict[Any, str] = {}
@@ -130,6 +133,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if inside := kernel_of(func):
             with self:
                 return inside(args, kwargs or {})
+        if func is _ATEN.add.Tensor and _by_autograd() and _holders(args[0]) == self._alone:
+            self._count(_ATEN.add_.Tensor, args, {}, args[0], 0)
+            return args[0]
         out = self._answer(func, args, kwargs or {})
         if self._cuda and func in WORKSPACES:
             self._pass(WORKSPACES[func](args), func.__name__)
@@ -204,6 +210,42 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for number in born:
             if self.parts[number] == TEMPORARIES:
                 self.parts[number] = ACTIVATIONS
+
+
+# Autograd adds a gradient to an earlier one in place where nobody else holds that, but under a mode it never does
+# (torch/csrc/autograd/input_buffer.cpp: accumulate).
+
+
+def _by_autograd() -> bool:
+    """Whether the operator that is being dispatched is autograd's own, and not that of a function in Python."""
+    frame = None if torch.is_grad_enabled() else sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(("eval_frame.py", "_compile.py")):  # decorators
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How many hold a tensor, and its storage."""
+    counts: Any = torch._C
+    return tensor._use_count(), counts._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+@cache
+def _alone() -> tuple[int, int]:
+    """The same of a gradient that nobody but autograd holds."""
+    found: list[tuple[int, int]] = []
+
+    class Looking(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is _ATEN.add.Tensor and _by_autograd():
+                found.append(_holders(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.zeros(2, 2, device="meta", requires_grad=True)
+    row = torch.zeros(1, 2, device="meta")
+    with torch.enable_grad(), Looking():  # type: ignore[no-untyped-call]
+        torch.autograd.backward([torch.mm(row, weight).sum(), torch.mm(row, weight).sum()])
+    return found[0]
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -147,6 +147,7 @@ class StandIn(TorchFunctionMode):
             pass
         elif self.device == "cpu":
             if not dropout_p and not (attn_mask is not None and attn_mask.requires_grad):
+                attn_mask = self._added(attn_mask, query.dtype)
                 return _ATEN._scaled_dot_product_flash_attention_for_cpu(
                     query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
                 )[0]
@@ -155,9 +156,7 @@ class StandIn(TorchFunctionMode):
         elif half or query.dtype == torch.float32:
             if heads > 1:
                 key, value = key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1)
-            bias = attn_mask
-            if bias is not None and bias.dtype == torch.bool:
-                bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias, 0.0)
+            bias = self._added(attn_mask, query.dtype)
             if bias is not None:
                 bias = bias.expand(*query.shape[:3], key.shape[2])
             return _ATEN._scaled_dot_product_efficient_attention(
@@ -166,6 +165,13 @@ class StandIn(TorchFunctionMode):
         return _ATEN._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
+
+    @staticmethod
+    def _added(mask: Tensor | None, format: torch.dtype) -> Tensor | None:
+        """A mask as the kernels add it to scores (transformers/attention.cpp: convert_boolean_attn_mask)."""
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        return torch.zeros_like(mask, dtype=format).masked_fill_(mask.logical_not(), float("-inf"))
 
 
 class _Linear(torch.autograd.Function):
