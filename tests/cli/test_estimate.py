@@ -48,6 +48,15 @@ def test_what_does_not_fit_exits_with_4(trainkit: Trainkit) -> None:
     assert "batch.micro=1" in done.stdout
 
 
+def test_the_nearest_settings_that_fit_are_printed_to_be_typed(trainkit: Trainkit) -> None:
+    where = ("--on", "1x4090", "--quick")
+    done = trainkit("estimate", "gpt-1.3b", *where, "--fit")
+    assert done.returncode == 0, done.stderr
+    again = trainkit("estimate", "gpt-1.3b", *done.stdout.split(), *where)
+    assert again.returncode == 0, again.stdout
+    assert trainkit("estimate", "quickstart", *SMALL, "--quick", "--fit").stdout == ""
+
+
 def test_all_machines_are_ranked(trainkit: Trainkit) -> None:
     done = trainkit("estimate", "gpt-1.3b", "--on", "all", "--quick")
     assert done.returncode == 0, done.stderr

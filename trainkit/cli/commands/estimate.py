@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 Plot = Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw memory over one step, by part, as SVG.")]
 Quick = Annotated[bool, Option("--quick", help="Do not trace the model: take what is known of its architecture.")]
+Fit = Annotated[
+    bool,
+    Option(
+        "--fit", help="Print the nearest settings with which it fits, as they are typed; nothing if it fits as it is."
+    ),
+]
 Calibration = Annotated[
     bool, Option("--calibration", help="Show what runs on this machine were measured to take, and stop.")
 ]
@@ -45,6 +51,7 @@ def estimate(
     machine: On = None,
     quick: Quick = False,
     plot: Plot = None,
+    fit: Fit = False,
     calibration: Calibration = False,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +67,8 @@ def estimate(
 
     Example: trainkit estimate gpt-1.3b --on all
 
+    Example: trainkit run gpt-1.3b $(trainkit estimate gpt-1.3b --fit)
+
     Example: trainkit estimate efficiency-table --variant all --on 1xv100-16gb
     """
     if calibration:
@@ -70,6 +79,8 @@ def estimate(
     with tracing_of(quick=quick) as tracing:
         if machine == ALL:
             table = machines_table(context, presets, variant, tracing)
+        elif fit:
+            raise typer.Exit(nearest(resolve_line(context, presets, variant), machine, tracing))
         elif variant == ALL:
             table = variants_table(context, presets, machine, tracing)
         else:
@@ -94,6 +105,23 @@ def one(resolved: Resolved, machine: str | None, tracing: Source, plot: Path | N
     else:
         show(found, changes)
     return found.foresight().verdict != "too large"
+
+
+def nearest(resolved: Resolved, machine: str | None, tracing: Source) -> int:
+    """Print the settings with which a recipe fits on a machine; the exit code."""
+    from trainkit.foresight.estimate import foreseen
+    from trainkit.planner.changes import fits, remedy
+
+    found = estimated_plan(resolved, facts_for(machine, resolved), tracing)
+    if fits(found.foresight()):
+        return ExitCode.OK
+    change = remedy(found.context, lambda other: foreseen(other, tracing(other), measured_here(other)))
+    if change is None:
+        raise MachineError("no settings are known with which it fits", hint="see `trainkit estimate RECIPE --on all`")
+    if not change.change.same:
+        sys.stderr.write(f"note: these settings change what is trained ({change.change.costs})\n")
+    write_text(f"{change.change.words}\n")
+    return ExitCode.OK
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ def _alone() -> tuple[int, int]:
     """The same of a gradient that nobody but autograd holds."""
     found: list[tuple[int, int]] = []
 
-    class Looking(TorchDispatchMode):
+    class Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is _ATEN.add.Tensor and _by_autograd():
                 found.append(_holders(args[0]))
