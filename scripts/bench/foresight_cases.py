@@ -116,7 +116,7 @@ def steps() -> Iterator[Trial]:
         ("gpt wide", ("bf16", "whole"), 4, 1, 32, ""),
         ("gpt wide", ("selective",), 8, 2, 32, ""),
         ("gpt dropout", (), 8, 2, 64, "sgd"),
-        ("gpt", ("packed",), 8, 1, 64, ""),
+        ("gpt", ("packed",), 16, 1, 64, ""),
         ("gpt wide", (), 1, 2, 16, "adafactor"),
         ("moe", (), 8, 1, 64, ""),
         ("llama", ("bf16", "whole"), 4, 2, 32, ""),

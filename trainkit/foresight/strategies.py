@@ -238,8 +238,15 @@ class Sharded(Whole):
         if self._casts:
             memory.take("cast", low, COMMUNICATION, GATHER)
         memory.take(("gathered", unit), low * self._ranks, COMMUNICATION, GATHER, "all-gather")
+        self._exchange(low * self._ranks)
         memory.drop("cast")
         memory.drop("uploaded")
+
+    def _exchange(self, size: int) -> None:
+        """Gloo works on a copy (c10d/ProcessGroupGloo.cpp), NCCL in place."""
+        if self.run.device == "cpu":
+            self.device.take("exchanged", size, COMMUNICATION, operator="gloo")
+            self.device.drop("exchanged")
 
     def _is_whole(self, unit: int) -> bool:
         return any(self.device.holds(("whole", number)) for number in self._units[unit])
@@ -342,6 +349,7 @@ class Sharded(Whole):
         name = ("gradient", unit)
         home = self.host if self._offloads else memory
         memory.take("scattered", mine, GRADIENTS, REDUCE, "reduce-scatter")
+        self._exchange(mine * self._ranks)
         if final != mine:
             memory.take("widened", final, GRADIENTS, REDUCE)
             memory.drop("scattered")
