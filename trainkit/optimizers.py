@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 MOMENTS = ("beta1", "beta2", "eps")
 ZERO = ("zero1", "zero2", "zero3")
 ON_DEEPSPEED = ("zero0", *ZERO)  # the strategies of DeepSpeed's engine
+
+
+# Of a tensor: two moments of its size; also in 8 bits; rows and columns of squares; sums of squares; a momentum.
+Keeps = Literal["moments", "8-bit moments", "factors", "squares", "momentum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class Optimizer:
         --optim_args, by their name there; hf_unsupported: why Trainer has none, and what to do instead, from
         transformers' version hf_until on.
     hf_aliases: other names that Trainer has for it.
+    keeps: what of each tensor, None where that is not known. together: whether it updates all tensors of a group in one
+        pass, with temporaries for all of them (foreach); at_once: in one kernel without any (fused). lighter: what it
+        costs to take it for its small state, as other than AdamW.
     keeps_rounding: whether it keeps what rounding to bf16 weights would lose. embeddings_in_32_bit: whether state of
         embeddings must stay in 32 bits. warning: what a reader of the recipe may not expect, and what to do about it.
     """
@@ -69,6 +77,10 @@ class Optimizer:
     hf_unsupported: tuple[str, str] | None = None
     hf_until: str = ""
     hf_aliases: tuple[str, ...] = ()
+    keeps: Keeps | None = None
+    together: bool = False
+    at_once: bool = False
+    lighter: str = ""
     keeps_rounding: bool = False
     embeddings_in_32_bit: bool = False
     warning: tuple[str, str] | None = None
@@ -96,7 +108,7 @@ _APEX = (
     "or use a container that has it; adamw_torch_fused needs neither"
 )
 
-_TORCH_ADAMW = partial(Optimizer, "torch.optim:AdamW", ADAM, state_bytes=8)
+_TORCH_ADAMW = partial(Optimizer, "torch.optim:AdamW", ADAM, state_bytes=8, keeps="moments")
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw_torch": _TORCH_ADAMW(
@@ -106,6 +118,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         fixed_on={device: {"fused": True} for device in ("cuda", "cpu")},
         deepspeed="AdamW",
         hf=MOMENTS,
+        at_once=True,
     ),
     "adamw_torch_fused": _TORCH_ADAMW(
         _TWO_MOMENTS,
@@ -114,6 +127,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         fixed={"fused": True},
         unsupported=(_XLA,),
         hf=MOMENTS,
+        at_once=True,
     ),
     "adamw_torch_foreach": _TORCH_ADAMW(
         f"{_TWO_MOMENTS}, and temporaries as large as the weights",
@@ -121,6 +135,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         "the fused optimizer is unavailable",
         fixed={"foreach": True},
         hf_unsupported=("adamw_torch is foreach on CUDA by itself", "set optimizer.name to adamw_torch"),
+        together=True,
     ),
     "adamw_apex_fused": Optimizer(
         "apex.optimizers:FusedAdam",
@@ -140,6 +155,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         hf=MOMENTS,
         hf_until="5.0",
         hf_unsupported=("transformers 5 no longer has it", "set optimizer.name to adamw_torch_fused"),
+        keeps="moments",
+        at_once=True,
     ),
     "adamw_anyprecision": Optimizer(
         "optimi:AdamW",
@@ -162,6 +179,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             "set optimizer.name to adamw_torch",
         ),
         keeps_rounding=True,
+        keeps="moments",
+        at_once=True,
     ),
     "adamw_bnb_8bit": Optimizer(
         "bitsandbytes.optim:AdamW8bit",
@@ -188,6 +207,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         hf_aliases=("adamw_8bit",),
         # state of embeddings, which are rarely and unevenly hit, is unstable in 8 bits (bitsandbytes' documentation)
         embeddings_in_32_bit=True,
+        keeps="8-bit moments",
+        lighter="state in 8 bits",
     ),
     "adafactor": Optimizer(
         "torch.optim:Adafactor",
@@ -215,6 +236,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             ),
             "Start from lr 1e-2, PyTorch's default, and compare losses; adamw_bnb_8bit is small too and acts as AdamW.",
         ),
+        keeps="factors",
+        lighter="another learning rate",
     ),
     "adagrad": Optimizer(
         "torch.optim:Adagrad",
@@ -232,6 +255,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         ),
         hf=("eps",),
         hf_args={"eps": "eps"},
+        keeps="squares",
     ),
     "sgd": Optimizer(
         "torch.optim:SGD",
@@ -244,6 +268,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         deepspeed="SGD",
         hf=("beta1",),
         hf_args={"beta1": "momentum"},
+        keeps="momentum",
     ),
 }
 

@@ -44,6 +44,33 @@ LLAMA_3_8B: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+_BERT: Mapping[str, Any] = {
+    "model": {"kind": "hf", "architecture": "bert", "task": "sequence_classification",
+              "config": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                         "intermediate_size": 4096, "vocab_size": 30522}},
+    "data": {"kind": "random", "sequence_length": 512, "high": 30522},
+    "precision": {"dtype": "fp32"},
+    "efficiency": {"attention": "eager"},
+}  # fmt: skip
+_CHECKPOINTING: Mapping[str, Any] = {"efficiency": {"attention": "eager", "gradient_checkpointing": {"every": 1}}}
+_FP16: Mapping[str, Any] = {"precision": {"dtype": "fp16"}}
+_ADAFACTOR: Mapping[str, Any] = {"optimizer": {"name": "adafactor"}}
+_EIGHT_BIT: Mapping[str, Any] = {"optimizer": {"name": "adamw_bnb_8bit"}}
+
+# The recipe and the micro batch of each variant.
+RECIPES: Mapping[str, tuple[int, Mapping[str, Any]]] = {
+    "": (4, _BERT),
+    "accumulation": (1, _BERT),
+    "checkpointing": (1, {**_BERT, **_CHECKPOINTING}),
+    "fp16": (4, {**_BERT, **_FP16}),
+    "all": (1, {**_BERT, **_CHECKPOINTING, **_FP16}),
+    "adafactor": (4, {**_BERT, **_ADAFACTOR}),
+    "all-adafactor": (1, {**_BERT, **_CHECKPOINTING, **_FP16, **_ADAFACTOR}),
+    "adam-8bit": (4, {**_BERT, **_EIGHT_BIT}),
+    "all-8bit": (1, {**_BERT, **_CHECKPOINTING, **_FP16, **_EIGHT_BIT}),
+}
+
+
 class OfThatTime(StandIn):
     """Operators of torch 1.10."""
 
@@ -95,13 +122,14 @@ def v100_rows() -> Mapping[str, tuple[int, int]]:
     """By variant of the recipe efficiency-table: published and foreseen bytes."""
     found = {}
     for name, row in V100_BERT.items():
-        recipe = Recipe.model_validate(row.recipe)
+        micro, settings = RECIPES[name]
+        recipe = Recipe.model_validate(settings)
         sections = recipe.model_dump(mode="json", by_alias=True)
         dtype = recipe.precision.dtype
         wanted = Wanted({name: sections[name] for name in ("model", "data", "precision", "efficiency", "strategy")},
-                        row.micro, "cuda", dtype, (7, 0))  # fmt: skip
+                        micro, "cuda", dtype, (7, 0))  # fmt: skip
         trace = traced(wanted, OfThatTime)
-        run = Run(accumulation=4 // row.micro, dtype=dtype, capability=(7, 0), optimizer=recipe.optimizer.name)
+        run = Run(accumulation=4 // micro, dtype=dtype, capability=(7, 0), optimizer=recipe.optimizer.name)
         whole = OfTrainer(trace, run)
         whole.start()
         for _ in range(2):

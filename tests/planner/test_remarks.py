@@ -92,7 +92,7 @@ def test_a_plain_recipe_on_a_plain_machine_needs_no_remark(layered: Layered, mac
                 layered({"precision": {"dtype": "auto"}, "strategy": {"kind": strategy}}), machine(gpus)
             ).plan.notices
             small = gpus and strategy not in ("single", "ddp")  # nothing of so small a model has to be divided
-            assert ["fit on one GPU with" in notice.what for notice in notices] == [True] * bool(small)
+            assert ["it fits without strategy.kind" in notice.what for notice in notices] == [True] * bool(small)
 
 
 def test_mistakes_of_several_decisions_are_reported_at_once(layered: Layered, machine: Machine) -> None:

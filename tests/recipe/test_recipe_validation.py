@@ -61,7 +61,7 @@ Places = Callable[..., list[tuple[str, str]]]
         (
             "strategy: {kind: fdsp}",
             18,
-            "strategy.kind must be one of single, ddp, fsdp, zero0, zero1, zero2, zero3, not the text 'fdsp'",
+            "strategy.kind must be one of auto, single, ddp, fsdp, zero0, zero1, zero2, zero3, not the text 'fdsp'",
             "did you mean fsdp?",
         ),
         ("strategy: {kind: ddp, offload_param: cpu}", 38, "strategy.kind ddp has no setting 'offload_param'", "zero3"),

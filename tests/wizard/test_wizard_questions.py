@@ -164,7 +164,7 @@ def test_cards_that_the_caller_hides_are_not_offered(machine: Machine, start: St
 
 def test_the_strategies_are_those_of_the_schema_with_the_size_that_fits(machine: Machine, start: Start) -> None:
     _, question = to(start(machine(2, "4090")), "strategy")
-    assert set(words(question)) == {*get_args(StrategyKind)} - {"single"}
+    assert set(words(question)) == {"auto", *get_args(StrategyKind)} - {"single"}
     notes = {choice.word: choice.note for choice in question.choices}
     # 22 GB over 18 bytes for each parameter on one card, half of that where all is divided by two
     assert notes["ddp"].startswith("up to 1.3 B")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainkit.errors import RecipeError
 from trainkit.foresight.estimate import Foresee
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
@@ -84,11 +85,11 @@ def candidates(context: Context) -> Iterator[Change]:
         yield Change({"precision.dtype": "bf16"}, same=False, costs="rounds products to 16 bits")
     yield from _recomputing(recipe)
     strategy = recipe.strategy.kind
-    for name, costs in (("adamw_bnb_8bit", "state in 8 bits"), ("adafactor", "another learning rate")):
-        refused = any(strategy in each.strategies for each in OPTIMIZERS[name].unsupported)
-        lighter = recipe.optimizer.name in ("adamw_torch", "adamw_torch_fused", "adamw_torch_foreach")
-        if lighter and not refused and (context.cards or name == "adafactor"):
-            yield Change({"optimizer.name": name}, same=False, costs=costs)
+    own = OPTIMIZERS.get(recipe.optimizer.name)
+    for name, each in OPTIMIZERS.items() if own and own.keeps == "moments" else ():
+        refused = any(strategy in one.strategies or _device(context) in one.devices for one in each.unsupported)
+        if each.lighter and not refused and (context.cards or not each.requires):
+            yield Change({"optimizer.name": name}, same=False, costs=each.lighter)
     if getattr(recipe.strategy, "reduce_gradients", "") == "once" and accumulation > 1:
         yield Change({"strategy.reduce_gradients": "each_micro_step"}, costs="more traffic")
     if context.ranks > 1:
@@ -104,6 +105,10 @@ def candidates(context: Context) -> Iterator[Change]:
     length = getattr(recipe.data, "sequence_length", None)
     if isinstance(length, int) and length >= 256:
         yield Change({"data.sequence_length": length // 2}, same=False, costs="shorter samples")
+
+
+def _device(context: Context) -> str:
+    return context.topology.device
 
 
 def _recomputing(recipe: Recipe) -> Iterator[Change]:
@@ -139,9 +144,9 @@ def made(context: Context, change: Change, foresee: Foresee) -> Changed | None:
     """What a change comes to; None where it contradicts the rest, or nothing can be told of it."""
     try:
         other = with_settings(context, change.settings)
-    except ValueError:
+        found = foresee(other) if possible(other) else None
+    except (ValueError, RecipeError):  # it contradicts the rest, or a file of the user's
         return None
-    found = foresee(other) if possible(other) else None
     return Changed(change, found) if found else None
 
 

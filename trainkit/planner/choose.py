@@ -175,9 +175,9 @@ class _Sizes:
     def _tried(self, sizes: Settings) -> Candidate | None:
         try:
             other = with_settings(self.context, {**self.more, **sizes})
-        except ValueError:
+            found = self.foresee(other) if possible(other) else None
+        except (ValueError, RecipeError):
             return None
-        found = self.foresee(other) if possible(other) else None
         return Candidate({**self.kind, **self.more, **sizes}, other, found, self.place) if found else None
 
 

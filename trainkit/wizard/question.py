@@ -348,7 +348,9 @@ class View:
         try:
             # What is known of rows is judged beside the model that is chosen, not beside a stand-in.
             seen = self.seen if self.get("model.path") or not self.fine_tunes else replace(self.seen, form=None)
-            plan = build_plan(self.resolved, replace(self.facts, gpus=tuple(idle)), seen=seen).plan
+            facts = replace(self.facts, gpus=tuple(idle))
+            # Whether it fits is a question of the whole recipe, of which most is not answered yet.
+            plan = build_plan(self.resolved, facts, seen=seen, foresee=lambda _: None).plan
         except RecipeError as error:
             return Outcome(tuple(each for each in error.diagnostics if each.severity == "error"))
         # A choice for which only a package is missing is offered all the same.

@@ -20,7 +20,7 @@ from trainkit.text import join_names, pluralize
 from trainkit.tools.base.detection import names_library
 from trainkit.tools.registry import PROGRAMS
 
-MEMORY = "the GPU's memory is full: `trainkit estimate` with this recipe shows what changes that"
+MEMORY = "the GPU's memory is full: lower batch.micro; `trainkit estimate` with this recipe shows what else helps"
 _NO_GPU = "the script uses CUDA, and this run has no GPU: check torch.cuda.is_available() in the script, or select GPUs"
 _OF_A_LAUNCHER = r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"
 _FROM_A_LAUNCHER = (
