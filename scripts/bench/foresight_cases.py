@@ -20,11 +20,11 @@ def _hf(architecture: str, task: str = "causal_lm", **config: Any) -> dict[str, 
     return {"kind": "hf", "architecture": architecture, "task": task, "config": config}
 
 
-_WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
+_WIDE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 2048}  # fmt: skip
-_BERT = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+_BERT: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
          "vocab_size": 2048}  # fmt: skip
-_T5 = {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32, "vocab_size": 2048,
+_T5: dict[str, Any] = {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32, "vocab_size": 2048,
        "pad_token_id": 0, "decoder_start_token_id": 0}  # fmt: skip
 _GPT = {"kind": "gpt", "layers": 4, "heads": 4, "hidden_size": 128, "vocab_size": 256, "dropout": 0.0}
 MODELS: Mapping[str, Mapping[str, Any]] = {
