@@ -341,7 +341,7 @@ class Sharded(Whole):
         low = {number: 4 if self._wide else self._low(number) for number in trained}
         mine = int(sum(sizes[number] * low[number] for number in trained))
         memory.take(("reduced", unit), mine * self._ranks, COMMUNICATION, operator="reduce-scatter")
-        for number in trained:
+        for number in trained[:-1]:
             memory.drop(self._of[number])
             memory.drop(("summed", number))
         self._reduced_last = unit
@@ -353,13 +353,13 @@ class Sharded(Whole):
         if final != mine:
             memory.take("widened", final, GRADIENTS, REDUCE)
             memory.drop("scattered")
-        if home.holds(name):  # added to those of earlier micro steps
-            memory.drop("widened")
-            memory.drop("scattered")
-            return
+        # foreach_reduce goes over the gradients, and its variable holds the last until it ends.
+        memory.drop(self._of[trained[-1]])
+        memory.drop(("summed", trained[-1]))
         memory.drop("widened")
         memory.drop("scattered")
-        home.take(name, final, GRADIENTS, REDUCE, "reduce-scatter")
+        if not home.holds(name):  # else it is added to those of earlier micro steps
+            home.take(name, final, GRADIENTS, REDUCE, "reduce-scatter")
 
     def update(self) -> None:
         shares = [Tensor((-(-(each.shape or (1,))[0] // self._ranks), *each.shape[1:]), int(each.item), each.embedding)
