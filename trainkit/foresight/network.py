@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ def quantized(parameter: Parameter, outer: int, inner: int, asked: Mapping[str, 
     return replace(parameter, shape=(outer, inner), item=0.5, scales=scales + 4 * 16)
 
 
-class Net:
+class Net(ABC):
     """A model: its parameters by name, and its blocks. Subclasses declare parameters and give `forward`."""
 
     tasks: tuple[str, ...] = (CAUSAL,)
@@ -64,13 +65,13 @@ class Net:
         self.tape.formats = {4: "fp32", 2: "fp16" if dtype == "fp16" else "bf16"}
         self.declare()
 
+    @abstractmethod
     def declare(self) -> None:
         """Name the parameters, in the order of the model's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self) -> Tensor:
         """The loss."""
-        raise NotImplementedError
 
     # -- parameters
 

@@ -6,6 +6,7 @@ buckets are numbers of values, as in DeepSpeed's JSON.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +78,7 @@ def settings_of(planned: Mapping[str, Any], dtype: str) -> ZeroSettings:
     )
 
 
-class Engine(Whole):
+class Engine(Whole, ABC):
     """What the stages have in common: the engine casts the model, and the optimizer updates flat groups of it.
 
     A subclass says in :meth:`build` what it makes of the model, and acts at the events of a micro step.
@@ -147,9 +148,9 @@ class Engine(Whole):
                 self.device.take("cast", self.held(number), PARAMETERS)
                 self.device.rename("cast", ("whole", number))
 
+    @abstractmethod
     def build(self) -> None:
         """Make the engine's own memory of the whole model."""
-        raise NotImplementedError
 
     def transient(
         self, size: float, part: int = TEMPORARIES, operator: str = "", memory: Timeline | None = None
