@@ -1,11 +1,13 @@
 /* Counts the bytes of aligned memory, which torch's tensors on a CPU lie in, by whatever thread gives it back.
-   cc -O2 -shared -fPIC -o counted.so counted.c -ldl; LD_PRELOAD=counted.so. With counted_limit, what is above fails. */
+   cc -O2 -shared -fPIC -o counted.so counted.c -ldl; LD_PRELOAD=counted.so. With counted_limit, or COUNTED_LIMIT bytes
+   in the environment, what is above fails. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define PLACES (1u << 22)
 
@@ -20,6 +22,11 @@ size_t counted_peak(void) { return peak; }
 size_t counted_refused(void) { return refused; }
 void counted_reset(void) { peak = now; }
 void counted_limit(size_t bytes) { limit = bytes; }
+
+__attribute__((constructor)) static void from_environment(void) {
+    const char *bytes = getenv("COUNTED_LIMIT");
+    if (bytes) limit = strtoull(bytes, NULL, 10);
+}
 
 static size_t place_of(uintptr_t at) { return (at >> 6) * 2654435761u & (PLACES - 1); }
 

@@ -32,6 +32,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "gpt wide": {**_GPT, "layers": 6, "heads": 6, "hidden_size": 192, "vocab_size": 4096},
     "gpt dropout": {**_GPT, "dropout": 0.1},
     "moe": {**_GPT, "moe": {"experts": 4, "top_k": 2}},
+    "moe, every expert": {**_GPT, "moe": {"experts": 4, "top_k": 4}},
     "llama": _hf("llama", **_WIDE),
     "qwen2": _hf("qwen2", **_WIDE),
     "gpt2": _hf("gpt2", n_layer=3, n_head=4, n_embd=128, vocab_size=2048),
@@ -119,6 +120,7 @@ def steps() -> Iterator[Trial]:
         ("gpt", ("packed",), 16, 1, 64, ""),
         ("gpt wide", (), 1, 2, 16, "adafactor"),
         ("moe", (), 8, 1, 64, ""),
+        ("moe, every expert", (), 8, 1, 64, ""),
         ("llama", ("bf16", "whole"), 4, 2, 32, ""),
         ("llama", ("lora",), 4, 2, 64, ""),
         ("qwen2", (), 8, 1, 64, "adamw_torch_foreach"),
@@ -126,11 +128,12 @@ def steps() -> Iterator[Trial]:
         ("bert", (), 8, 2, 64, ""),
         ("t5", ("whole",), 8, 2, 64, ""),
     ):
-        yield Trial(model, techniques, micro, accumulation, optimizer=optimizer, length=length)
+        even = model != "moe"  # else its router decides
+        yield Trial(model, techniques, micro, accumulation, optimizer=optimizer, length=length, counted=even)
         if optimizer == "adafactor":  # which FSDP does not take
             continue
         fsdp = {"kind": "fsdp"}
-        yield Trial(model, techniques, micro, accumulation, fsdp, 2, optimizer, length, counted=model != "moe")
+        yield Trial(model, techniques, micro, accumulation, fsdp, 2, optimizer, length, counted=even)
 
 
 def zero() -> Iterator[Trial]:
@@ -215,6 +218,92 @@ def chosen_by_itself(model: str, ranks: int) -> dict[str, dict[str, Any]]:
         "nodes": {"processes_per_node": ranks},
         "strategy": {"kind": "auto"},
     }
+
+
+@dataclass(frozen=True)
+class Short:
+    """A run without enough memory.
+
+    share: of the peak of its tensors, that there is; 0: the address space is limited. like: the recipe of trainkit's
+    trainer that takes as much, for a script of one's own.
+    """
+
+    name: str
+    recipe: Mapping[str, Any]
+    share: float
+    like: Mapping[str, Any] | None = None
+
+
+def _run(
+    model: str, micro: int, *changes: Changes, ranks: int = 1, whole: int = 0, length: int = 128
+) -> dict[str, Any]:
+    recipe: dict[str, Any] = {
+        "version": 1,
+        "model": dict(MODELS[model]),
+        "data": {"kind": "random", "sequence_length": length, "high": 256, "samples": 64},
+        "batch": {"global": whole or micro * ranks, "micro": micro},
+        "train": {"steps": 2},
+        "eval": {"every_steps": 0},
+        "checkpoint": {"at_end": False},
+        "devices": {"type": "cpu"},
+        "nodes": {"processes_per_node": ranks},
+        "strategy": {"kind": "single" if ranks == 1 else "ddp"},
+    }
+    for each in changes:
+        for section, values in each.items():
+            recipe[section] = {**recipe.get(section, {}), **values}
+    return recipe
+
+
+def _own(*changes: Changes) -> dict[str, Any]:
+    """A script on transformers' Trainer."""
+    recipe = _run("gpt", 16, *changes)
+    for section in ("model", "data", "eval", "checkpoint"):
+        del recipe[section]
+    return {**recipe, "program": {"kind": "hf", "script": "train.py"}}
+
+
+def short() -> Iterator[Short]:
+    """Runs without enough memory."""
+    fsdp, zero3 = ({"strategy": {"kind": kind}} for kind in ("fsdp", "zero3"))
+    yield Short("gpt, micro 32", _run("gpt wide", 32), 0.6)
+    yield Short("gpt, micro 1", _run("gpt wide", 1, whole=2, length=512), 0.8)
+    yield Short("gpt, micro 1, checkpointing on", _run("gpt wide", 1, WHOLE, whole=2, length=512), 0.85)
+    yield Short("gpt, checkpointing on", _run("gpt wide", 16, WHOLE), 0.6)
+    yield Short("llama, selective checkpointing, bf16", _run("llama", 16, SELECTIVE, BF16), 0.6)
+    yield Short("llama, LoRA", _run("llama", 16, LORA), 0.5)
+    yield Short("llama, LoRA, micro 1, checkpointing on", _run("llama", 1, LORA, WHOLE, whole=2, length=512), 0.8)
+    yield Short("gpt, ddp on 2 ranks", _run("gpt wide", 16, ranks=2), 0.6)
+    yield Short("llama, fsdp on 2 ranks", _run("llama", 16, fsdp, ranks=2), 0.6)
+    yield Short("gpt, zero3 on 2 ranks", _run("gpt wide", 16, zero3, ranks=2), 0.6)
+    yield Short("a script of one's own on Trainer", _own(), 0.6, _run("llama", 16))
+    yield Short("the same with checkpointing on", _own(WHOLE), 0.6, _run("llama", 16, WHOLE))
+    yield Short("t5, micro 16", _run("t5", 16, {"data": {"target_length": 96}}), 0.6)
+    yield Short("gpt, the address space", _run("gpt wide", 32, length=512), 0)
+
+
+# A script that knows nothing of trainkit, and says what its peak is.
+OWN_SCRIPT = """
+import torch
+from torch.utils.data import Dataset
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        ids = torch.full((128,), number % 256)
+        return {"input_ids": ids, "labels": ids}
+
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+arguments.save_strategy = "no"
+config = LlamaConfig(hidden_size=192, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
+                     num_key_value_heads=4, vocab_size=2048)
+Trainer(LlamaForCausalLM(config), arguments, train_dataset=Rows()).train()
+"""
 
 
 _LLAMA = """

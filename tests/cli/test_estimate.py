@@ -91,6 +91,37 @@ def test_a_program_of_ones_own_cannot_be_told(trainkit: Trainkit, tmp_path: Path
     assert "what a program of your own takes is in its code" in done.stderr
 
 
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}  # fmt: skip
+
+
+def test_a_script_on_trainer_is_told_as_far_as_its_arguments_say(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "run_clm.py").write_text("from transformers import Trainer\n")
+    recipe = {"version": 1, "devices": {"type": "cpu"}, "batch": {"micro": 8, "global": 8},
+              "program": {"kind": "hf", "script": "run_clm.py", "args": {"model_name_or_path": "base"}}}  # fmt: skip
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
+    unknown = trainkit("estimate", "own.yaml", "--quick")
+    assert unknown.returncode == 4
+    assert "do not say how many tokens a sample has (--block_size" in unknown.stderr
+    known = trainkit("estimate", "own.yaml", "--quick", "--json", "program.args.block_size=64")
+    found = json.loads(known.stdout)
+    built_in = {"version": 1, "devices": {"type": "cpu"}, "batch": recipe["batch"], "precision": {"dtype": "fp32"},
+                "model": {"kind": "hf", "path": "base"}, "optimizer": {"name": "adamw_torch_fused"},
+                "data": {"kind": "random", "sequence_length": 64}, "strategy": {"kind": "single"},
+                "train": {"steps": 1}}  # fmt: skip
+    (tmp_path / "like.yaml").write_text(json.dumps(built_in))
+    like = json.loads(trainkit("estimate", "like.yaml", "--quick", "--json").stdout)
+    assert found["allocated"] == like["allocated"]
+    assert "counted as trainkit's trainer on the same model (causal lm)" in found["notes"][0]
+    keys = {key for each in found["changes"] for key in each["settings"]}
+    assert "efficiency.gradient_checkpointing.every" in keys
+    assert not {key for key in keys if key.startswith(("peft", "data", "model"))}
+    absent = trainkit("estimate", "own.yaml", "--quick", "program.args.model_name_or_path=gone")
+    assert "gone is no folder here" in absent.stderr
+
+
 def test_nothing_was_measured_at_first(trainkit: Trainkit, tmp_path: Path) -> None:
     done = trainkit("estimate", "--calibration", environ={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from trainkit.foresight.estimate import GIB, by_formula
 from trainkit.launch_plan.model import Notice, Plan
 from trainkit.machine.facts import Facts
-from trainkit.planner.build import build_plan
+from trainkit.planner.build import build_plan, decide
+from trainkit.planner.changes import what_if
+from trainkit.planner.room import answer
 from trainkit.recipe.resolved import Resolved
+from trainkit.runner.report.shortage import Shortage
 
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
@@ -91,6 +95,48 @@ def test_each_rank_of_fsdp_has_the_whole_model_in_the_machines_memory_at_first(
 def test_the_largest_model_that_nothing_helps_is_sent_to_other_machines(layered: Layered, machine: Machine) -> None:
     told = about_memory(planned(layered, machine(1, V100), "single", HUGE))
     assert any("--on all" in each.hint for each in told)
+
+
+def test_less_precision_saves_what_it_saves(layered: Layered, machine: Machine) -> None:
+    sections = {"precision": {"dtype": "fp32"}, "batch": {"global": 16, "micro": 16}, "strategy": {"kind": "single"}}
+    resolved = layered({**sections, "model": SMALL})
+    context = decide(resolved, machine(1))[0]
+    assert context.foresight is not None
+    (found,) = (each for each in what_if(context, by_formula) if each.change.settings == {"precision.dtype": "bf16"})
+    assert found.foresight.allocated < context.foresight.allocated
+
+
+ON_GPU = Shortage(1, wanted=2 * GIB, allocated=13 * GIB, free=GIB // 2, limit=16 * GIB, moment="forward")
+
+
+def answered(layered: Layered, facts: Facts, lacking: Shortage, **recipe: Any) -> list[str]:
+    resolved = layered({**BASE, "strategy": {"kind": "ddp"}, "model": SMALL, **recipe})
+    return [*answer(decide(resolved, facts)[0], lacking, by_formula, lambda *_: None)]
+
+
+def test_what_was_missing_is_added_to_what_a_change_comes_to(layered: Layered, machine: Machine) -> None:
+    told, expected, *following = answered(layered, machine(2, V100), ON_GPU, batch={"global": 64, "micro": 16})
+    assert told == "memory ran out on rank 1 in forward: 2048 MiB were wanted, with 13.0 GiB in use of 16.0 GiB"
+    assert "expected were" in expected
+    assert following[0].startswith("next: ")
+    assert all(not line.startswith("next: env.") for line in following)
+    assert all("micro=16" not in line for line in following)
+
+
+def test_memory_in_pieces_is_put_together_first(layered: Layered, machine: Machine) -> None:
+    lacking = ON_GPU._replace(allocated=11 * GIB, unused=3 * GIB)
+    *_, first, _ = answered(layered, machine(2, V100), lacking, batch={"global": 32, "micro": 16})[:4]
+    assert first.startswith("next: env.PYTORCH_ALLOC_CONF=expandable_segments:True")
+    grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    again = answered(layered, machine(2, V100), lacking, env=grows)
+    assert not any("expandable_segments" in line for line in again)
+
+
+def test_the_machines_memory_is_another_matter_than_a_gpus(layered: Layered, machine: Machine) -> None:
+    offloading = {"kind": "zero2", "offload_optimizer": "cpu"}
+    lines = answered(layered, machine(2, V100), Shortage(0, host=True), strategy=offloading,
+                     data={"kind": "random", "sequence_length": 64, "workers": 4})  # fmt: skip
+    assert lines[2].startswith("next: data.workers=2")
 
 
 def test_nothing_is_said_of_a_program_of_ones_own(layered: Layered, machine: Machine) -> None:

@@ -302,7 +302,7 @@ def answer_shortage(resolved: Resolved, lacking: Shortage) -> Iterator[str]:
     from trainkit.machine.probe import probe
     from trainkit.planner.room import answer
 
-    return answer(decide_recipe(resolved, probe()), lacking, foreseen_here)
+    return answer(decide_recipe(resolved, probe()), lacking, foreseen_here, room_at)
 
 
 def foreseen_here(context: Context) -> Foresight | None:
@@ -315,6 +315,15 @@ def foreseen_here(context: Context) -> Foresight | None:
     traces, measured = Traces(), measured_here(context)
     digest = digest_of(context, measured, traced=traces.has(wanted_of(context)))
     return kept_foresight(digest, lambda: foreseen(context, known_or_formula(context, traces.known), measured))
+
+
+def room_at(context: Context, wanted: int, moment: str) -> int | None:
+    """Bytes for tensors that there are at least, where a request of so many was refused in a moment."""
+    from trainkit.foresight.estimate import estimated, known_or_formula
+    from trainkit.foresight.traces import Traces
+
+    found = estimated(context, known_or_formula(context, Traces().known), measured_here(context))
+    return found.strategy.device.room(wanted, moment) if found else None
 
 
 def measured_here(context: Context) -> Measured:

@@ -16,6 +16,7 @@ from trainkit.decode import decode
 from trainkit.foresight.allocator import OutOfMemoryError, replay
 from trainkit.foresight.calibration import Record, calibrated
 from trainkit.foresight.memory import STRATEGIES, simulate
+from trainkit.foresight.own import as_builtin
 from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
 from trainkit.foresight.strategies import Run, Whole
 from trainkit.foresight.trace import Trace, Wanted
@@ -77,7 +78,13 @@ def wanted_of(context: Context, micro: int | None = None) -> Wanted:
 
 
 def settled(context: Context) -> Recipe:
-    """The recipe with a length of samples where it leaves that to data which nobody has prepared yet."""
+    """The recipe with a length of samples where it leaves that to data which nobody has prepared yet.
+
+    Of a script of one's own, what takes as much; `why_not` tells where nothing is known.
+    """
+    if context.program != "builtin":
+        found = as_builtin(context)
+        return found if isinstance(found, Recipe) else context.recipe
     recipe, data = context.recipe, context.recipe.data
     if getattr(data, "sequence_length", None) != "auto":
         return recipe
@@ -90,7 +97,7 @@ def settled(context: Context) -> Recipe:
 
 def run_of(context: Context) -> Run:
     """What of a plan decides a rank's memory."""
-    recipe, card = context.recipe, context.cards[0] if context.cards else None
+    recipe, card = settled(context), context.cards[0] if context.cards else None
     return Run(
         strategy=recipe.strategy.kind,
         ranks=context.ranks,
@@ -110,8 +117,8 @@ def run_of(context: Context) -> Run:
 def why_not(context: Context) -> str:
     """Why nothing can be told of a plan; empty where it can."""
     recipe, device = context.recipe, context.topology.device
-    if recipe.program.kind != "builtin":
-        return "what a program of your own takes is in its code"
+    if recipe.program.kind != "builtin" and isinstance(why := as_builtin(context), str):
+        return why
     if device not in ("cpu", "cuda") or (device == "cuda" and not context.cards):
         return f"the memory of {device} is not modelled" if device != "cuda" else "the machine has no such GPU"
     if recipe.strategy.kind not in STRATEGIES:
@@ -261,9 +268,12 @@ class Estimate:
         return "expandable_segments:True" in str(said)
 
     def verdict(self, limit: int) -> str:
-        """Whether it fits, with the margin or without: an allocator that is short gives back what is free."""
+        """Whether it fits, with the margin of what is foreseen or without it.
+
+        An allocator that is short gives back what is free.
+        """
         for word, share in (("fits", 1 + self.margin), ("tight", 1.0)):
-            if self._within(int(limit / share) - self.outside):
+            if self._within(int((limit - self.outside) / share)):
                 return word
         return "too large"
 
@@ -305,7 +315,7 @@ class Estimate:
     def steps(self) -> int | None:
         """Optimizer steps of the whole run, where they are known."""
         recipe, rows = self.context.recipe, self.context.seen.rows
-        if recipe.train.steps is not None:
+        if recipe.train.steps is not None or self.context.program != "builtin":  # whose data nobody has looked at
             return recipe.train.steps
         if isinstance(recipe.data, DatasetData):
             packed = packing_of(recipe, self.context.model_type) != "none"
@@ -329,7 +339,7 @@ class Estimate:
     def disk(self) -> int:
         """Bytes of the checkpoints that are kept, and of the one that is written beside them."""
         asked = self.context.recipe.checkpoint
-        if not (asked.at_end or asked.every_steps):
+        if self.context.program != "builtin" or not (asked.at_end or asked.every_steps):
             return 0
         adapts = self.context.recipe.peft.kind != "none"
         held = self.trace.trained if adapts else self.trace.parameters
@@ -346,6 +356,13 @@ class Estimate:
         """What was assumed."""
         found = []
         recipe = self.context.recipe
+        if self.context.program != "builtin":
+            like, task = settled(self.context), task_of(settled(self.context)).replace("_", " ")
+            length = getattr(like.data, "sequence_length", 0)
+            found.append(
+                f"a script of your own is counted as trainkit's trainer on the same model ({task}), with the "
+                f"{length:,} tokens a sample and the {like.optimizer.name} that its arguments say or leave"
+            )
         if getattr(recipe.data, "sequence_length", None) == "auto" and self.context.seen.length is None:
             found.append(f"samples of {LENGTH:,} tokens are assumed, for the data decide that and are not prepared yet")
         if recipe.efficiency.compile.enabled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from trainkit.errors import RecipeError
 from trainkit.foresight.estimate import Foresee
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
+from trainkit.lazy import call
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.rules import compatibility_rules
 from trainkit.recipe.schema import HfModel, Recipe
@@ -18,6 +19,17 @@ from trainkit.text import join_names
 
 Settings = Mapping[str, Any]  # by dotted key
 RECOMPUTING = "efficiency.gradient_checkpointing"
+# What a script on Trainer takes of a recipe, and its own flag for the same: where that is given, the flag decides.
+OWN_FLAGS: Mapping[str, str] = {
+    "batch.micro": "per_device_train_batch_size",
+    "batch.accumulation": "gradient_accumulation_steps",
+    "precision.dtype": "bf16",
+    RECOMPUTING: "gradient_checkpointing",
+    f"{RECOMPUTING}.selective": "gradient_checkpointing",
+    "optimizer.name": "optim",
+    "strategy.kind": "fsdp",
+}
+own_flags: Callable[..., Mapping[str, Any]] = call("trainkit.tools.hf.argv_reader:own_flags")  # few plans need it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +80,28 @@ def with_settings(context: Context, settings: Settings) -> Context:
                 target, inner = target.setdefault(inner, {}), deeper[0]
             target[inner] = value
     recipe = Recipe.model_validate(sections)
-    return replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch)
+    dtype = settings.get("precision.dtype", context.dtype)
+    return replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch, dtype=dtype)
 
 
 def candidates(context: Context) -> Iterator[Change]:
-    """Changes that are not in force yet, in the order in which the guides take them."""
+    """Changes that are not in force yet and that the program takes, in the order in which the guides take them."""
+    own = OWN_FLAGS if context.program != "builtin" else {}
+    said = own_flags(context.resolved) if own else {}
+    for change in _candidates(context):
+        flags = {own.get(key.removesuffix(".every")) for key in change.settings}
+        if own and (None in flags or change.settings.get(f"{RECOMPUTING}.selective") or flags & said.keys()):
+            continue
+        yield change
+
+
+def _candidates(context: Context) -> Iterator[Change]:
     recipe, batch = context.recipe, context.batch
     micro, accumulation = batch.micro or 1, batch.accumulation or 1
-    smaller = next((each for each in range(micro - 1, 0, -1) if micro % each == 0), None)
-    if smaller is not None:
-        step = {"batch.micro": smaller, "batch.accumulation": accumulation * micro // smaller}
+    smaller = [each for each in range(micro - 1, 0, -1) if micro % each == 0]
+    for less in sorted({*smaller[:1], *smaller[2:3], *smaller[-1:]}, reverse=True):  # as a half, an eighth, and one
+        step = {"batch.micro": less, "batch.accumulation": accumulation * micro // less}
         yield Change(step, costs="more passes in a step")
-        if smaller > 1:
-            yield Change({"batch.micro": 1, "batch.accumulation": accumulation * micro}, costs="more passes in a step")
     if context.dtype == "fp32" and (not context.cards or context.cards[0].compute_capability >= (8, 0)):
         yield Change({"precision.dtype": "bf16"}, same=False, costs="rounds products to 16 bits")
     yield from _recomputing(recipe)
@@ -192,12 +213,15 @@ def remedy(context: Context, foresee: Foresee) -> Changed | None:
 
 def _escalation(context: Context) -> Iterator[Change]:
     """What is taken together, one after the other, where one change does not suffice."""
-    micro, accumulation = context.batch.micro or 1, context.batch.accumulation or 1
+    micro, accumulation, strategy = context.batch.micro or 1, context.batch.accumulation or 1, context.strategy
     if micro > 1:
         yield Change({"batch.micro": 1, "batch.accumulation": accumulation * micro})
-    yield Change({f"{RECOMPUTING}.every": 1, f"{RECOMPUTING}.selective": False})
-    if context.ranks > 1:
+    yield from (each for each in _recomputing(context.recipe) if not each.settings[f"{RECOMPUTING}.selective"])
+    if context.ranks > 1 and strategy not in ("fsdp", "zero3"):
         yield Change({"strategy.kind": "fsdp"})
+    if not context.cards:
+        return
+    if context.ranks > 1:
         yield Change({"strategy.kind": "fsdp", "strategy.offload": True})
     for kind in ("zero2", "zero3"):
         yield Change({"strategy.kind": kind, "strategy.offload_optimizer": "cpu"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,9 +37,9 @@ def room_for_the_run(context: Context, foresee: Foresee) -> Iterator[Diagnostic]
     if fits(found):
         yield from _not_needed(context, found, foresee)
         return
-    # On another machine nothing is stopped; and where the margin decides, neither.
+    # On another machine nothing is stopped, nor is a program whose code may do otherwise; nor where the margin decides.
     certain = found.total / (1 + found.margin) > found.limit or found.start_verdict != "fits"
-    tell = blocker if certain and not context.facts.origin else warning
+    tell = blocker if certain and not context.facts.origin and context.program == "builtin" else warning
     suggested = remedy(context, foresee)
     hint = _hint(suggested) if suggested else ALL
     if found.start_verdict != "fits":
@@ -96,6 +96,8 @@ class Lacking(Protocol):
     @property
     def unused(self) -> int: ...
     @property
+    def free(self) -> int: ...
+    @property
     def limit(self) -> int: ...
     @property
     def host(self) -> bool: ...
@@ -107,9 +109,13 @@ class Lacking(Protocol):
 
 EXPANDABLE = "env.PYTORCH_ALLOC_CONF=expandable_segments:True"
 MOST = 4  # suggestions
+# Of what was foreseen, that a change is to come to where a run ended and nothing says how much there was.
+UNKNOWN = 0.75
+# Bytes for tensors that there are at least, where a request of so many was refused in a moment of the step.
+RoomAt = Callable[[Context, int, str], int | None]
 
 
-def answer(context: Context, lacking: Lacking, foresee: Foresee) -> Iterator[str]:
+def answer(context: Context, lacking: Lacking, foresee: Foresee, room_at: RoomAt) -> Iterator[str]:
     """What was missing where, and what to change in this recipe, the best first. For a run that ran out of memory."""
     yield f"memory ran out{_told(lacking)}"
     found = context.foresight
@@ -119,7 +125,7 @@ def answer(context: Context, lacking: Lacking, foresee: Foresee) -> Iterator[str
     if lacking.splintered and context.cards and "expandable_segments:True" not in allocator:
         pieces = format_memory(lacking.unused)
         yield f"next: {EXPANDABLE} (torch held {pieces} in pieces that were too small, more than was missing)"
-    suggested = [*_suggested(context, lacking, foresee)] if found else []
+    suggested = [*_suggested(context, lacking, foresee, room_at)] if found else []
     for line in suggested or _of_own_program(context):
         yield f"next: {line}"
 
@@ -136,27 +142,61 @@ def _told(lacking: Lacking) -> str:
     return f"{what}{where}{when}: {format_memory(lacking.wanted)} were wanted{had}{unused}{of}"
 
 
-def _suggested(context: Context, lacking: Lacking, foresee: Foresee) -> Iterator[str]:
-    """Changes with what they come to. What was measured to be missing is added to each figure."""
+def _suggested(context: Context, lacking: Lacking, foresee: Foresee, room_at: RoomAt) -> Iterator[str]:
+    """Changes with what they come to. What was measured beyond what was foreseen is added to each figure."""
     found = context.foresight
     assert found is not None
-    needed = lacking.allocated + lacking.unused + lacking.wanted
-    short = max(0, needed - found.total) if not lacking.host else 0
+    if lacking.host and context.cards:
+        yield from _of_the_host(context, found, foresee)
+        return
+    more, room = _measured(found, lacking, room_at(context, lacking.wanted, lacking.moment) if lacking.wanted else None)
 
     def told(changed: Changed) -> Foresight:
-        return replace(changed.foresight, total=changed.foresight.total + short)
+        return replace(changed.foresight, total=changed.foresight.total + more)
 
     less = [replace(each, foresight=told(each)) for each in what_if(context, foresee)]
-    less = [each for each in less if each.foresight.total < found.total + short]
-    enough = [each for each in less if fits(each.foresight) and each.foresight.total <= found.limit]
+    less = [each for each in less if each.foresight.total < found.total + more]
+    enough = [each for each in less if fits(each.foresight) and each.foresight.total <= room]
     enough.sort(key=lambda each: (not each.change.same, each.foresight.step or 0.0))
     first = [*enough[:MOST]]
-    if not enough and (one := remedy(context, foresee)) is not None:
-        first = [one]
+    if not any(each.change.same for each in enough):
+        one = remedy(context, lambda other: _within(foresee(other), room - more))
+        first = [replace(one, foresight=told(one)), *first][:MOST] if one is not None else first
     first += [each for each in less if each not in first][: MOST - len(first)]
     for each in first:
         costs = f"; {each.change.costs}" if each.change.costs else ""
         yield f"{each.change.words} ({format_memory(each.foresight.total)} in all{costs})"
+
+
+def _of_the_host(context: Context, found: Foresight, foresee: Foresee) -> Iterator[str]:
+    """Of a run on GPUs, what takes less of the machine's memory: at the start, while it trains, and of its data."""
+    workers = getattr(context.recipe.data, "workers", 0) or 0
+    if workers:
+        yield f"data.workers={workers // 2} ({workers} processes of each rank load data)"
+    for each in what_if(context, foresee):
+        told = each.foresight
+        if fits(told) and max(told.start[1], told.host) < max(found.start[1], found.host):
+            yield f"{each.change.words} ({format_memory(max(told.start[1], told.host))} of the machine's memory)"
+
+
+def _measured(found: Foresight, lacking: Lacking, granted: int | None) -> tuple[int, int]:
+    """Bytes that the run took beyond what was foreseen, and bytes that a process has.
+
+    granted: bytes for tensors that were granted before, as foreseen.
+    """
+    outside = found.total - found.reserved
+    if lacking.allocated:  # of a GPU, whose allocator tells all of it
+        held = lacking.allocated + lacking.unused
+        more = held + lacking.wanted + outside - found.total
+        return max(0, more), min(found.limit, held + lacking.free + outside) if lacking.limit else found.limit
+    return 0, granted + outside if granted is not None else int(found.total * UNKNOWN)
+
+
+def _within(found: Foresight | None, room: int) -> Foresight | None:
+    """An estimate with less room."""
+    if found is None or found.total <= room:
+        return found
+    return replace(found, verdict="too large")
 
 
 def _of_own_program(context: Context) -> Iterator[str]:

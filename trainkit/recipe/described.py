@@ -12,6 +12,7 @@ from trainkit import lora
 from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.resolved import Described
 from trainkit.recipe.schema import HfModel, Recipe
+from trainkit.recipe.schema.launching import argument
 
 Read = Callable[[str], bytes]  # the bytes of a file; raises OSError
 Settings = tuple[Mapping[str, Any], tuple[str, str] | None]  # a file's, or what is wrong, with a remedy
@@ -23,6 +24,11 @@ CONFIG, TOKENIZER, TEMPLATE, OTHERS = (
 
 def described(recipe: Recipe, files: FileChecks, absolute: Callable[[str], str]) -> Described:
     """Of the folders that a recipe names. absolute: from the working folder."""
+    if recipe.program.kind == "hf":
+        named_by_it = argument(recipe.program.args, "model_name_or_path")
+        folder = recipe.program.seen(named_by_it or "")
+        settings, fault = read_config(absolute(folder), files.read) if named_by_it else ({}, None)
+        return Described() if fault else Described(model=settings)
     if recipe.program.kind != "builtin":
         return Described()
     found = Described()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -231,6 +232,14 @@ class Logging(Section):
         "(Weights & Biases, by wandb's own login and settings), `trackio` (on this machine).",
         flag="report_to",
     )
+
+
+def argument(args: Mapping[str, Any] | Sequence[Any], name: str) -> str | None:
+    """The value of the last `--name VALUE` or `--name=VALUE` in `program.args`; None without one."""
+    argv = program_argv(args)
+    found = [after for word, after in pairwise(argv) if word == f"--{name}"]
+    found += [word.partition("=")[2] for word in argv if word.startswith(f"--{name}=")]
+    return found[-1] if found else None
 
 
 def program_argv(args: Mapping[str, Any] | Sequence[Any]) -> list[str]:
