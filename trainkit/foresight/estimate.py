@@ -21,6 +21,7 @@ from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
 from trainkit.foresight.strategies import Run, Whole
 from trainkit.foresight.trace import Trace, Wanted
 from trainkit.foresight.updates import Tensor, state
+from trainkit.foresight.use import Use, use_of
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.lazy import call
@@ -351,6 +352,10 @@ class Estimate:
         """Bytes of the optimizer's state of all ranks, with the 32-bit weights that an engine keeps beside others."""
         tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in self.trace.trained]
         return sum(sum(state(self.run.optimizer, each, self.run.momentum) or ()) for each in tensors)
+
+    def use(self) -> Use:
+        """What the trained model takes when it answers."""
+        return use_of(settled(self.context), self.trace, self.context.resolved.described.model)
 
     def notes(self) -> tuple[str, ...]:
         """What was assumed."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trainkit.launch_plan.context import Context
 from trainkit.lazy import call
-from trainkit.optimizers import OPTIMIZERS
+from trainkit.optimizers import OPTIMIZERS, TRAINERS_OWN
 from trainkit.recipe.schema import Recipe
 from trainkit.tasks import CAUSAL, LABELLING, MASKED, WRITING
 
@@ -28,7 +28,6 @@ TASKS: Mapping[str, str] = {
     r"summari|translat|seq2seq|ConditionalGeneration": WRITING,
     r"clm|sft|dpo|CausalLM|LMHead": CAUSAL,
 }
-OPTIMIZER = "adamw_torch_fused"  # Trainer's own
 
 
 def as_builtin(context: Context) -> Recipe | str:
@@ -47,7 +46,7 @@ def as_builtin(context: Context) -> Recipe | str:
     task = _task(recipe.program.script or recipe.program.module or "", model)
     if task is None:
         return "neither the script's name nor the model's class tells what is trained"
-    name = recipe.optimizer.name if context.resolved.given("optimizer.name") else _text(own, "optim") or OPTIMIZER
+    name = recipe.optimizer.name if context.resolved.given("optimizer.name") else _text(own, "optim") or TRAINERS_OWN
     if name not in OPTIMIZERS:
         return f"it is not known what the optimizer {name} keeps"
     target = next((found for each in TARGETS if (found := _number(own, each))), length)

@@ -41,6 +41,7 @@ Calibration = Annotated[
     bool, Option("--calibration", help="Show what runs on this machine were measured to take, and stop.")
 ]
 ALL = "all"
+ANSWER = 4096  # tokens of an answer with its prompt, of which its cache is shown
 
 
 def estimate(
@@ -270,7 +271,7 @@ def show(found: Estimate, changes: list[Changed]) -> None:
     cards = f"{context.ranks} x {context.cards[0].name}" if context.cards else f"{context.ranks} x CPU"
     write_text(f"{context.recipe.name}: {context.strategy} on {cards}, {context.dtype}, micro batch {batch.micro}")
     write_text(f" x accumulation {batch.accumulation}\n\n")
-    write_text("\n".join(page(foresight)) + "\n")
+    write_text("\n".join(page(foresight)) + f"\n  {found.use().words(ANSWER)}\n")
     if changes:
         write_text("\nWhat would change it, the greatest saving first\n")
         rows = ((each.change.words, each.foresight, each.change.costs) for each in changes)
@@ -279,7 +280,7 @@ def show(found: Estimate, changes: list[Changed]) -> None:
 
 def show_json(found: Estimate, changes: list[Changed]) -> None:
     """The same as data."""
-    data: dict[str, Any] = as_data(found.foresight())
+    data: dict[str, Any] = {**as_data(found.foresight()), "use": asdict(found.use())}
     data["changes"] = [
         {"settings": dict(each.change.settings), "same_numbers": each.change.same, **as_data(each.foresight)}
         for each in changes
