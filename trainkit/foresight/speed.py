@@ -2,7 +2,8 @@
 
 The roofline model (Williams, Waterman and Patterson 2009), with the share of each peak that large kernels reach.
 Collectives are as a ring of NCCL moves them: (n - 1) / n of the bytes for a gather or a scatter, twice that for an
-all-reduce (NVIDIA nccl-tests, doc/PERFORMANCE.md); they run beside the computation.
+all-reduce (NVIDIA nccl-tests, doc/PERFORMANCE.md). On GPUs they run beside the computation; on a CPU, whose cores do
+both, after it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ HOST_LINK = 20e9  # bytes a second between a GPU and the machine's memory (PCIe 
 BETWEEN_NODES = 25e9  # bytes a second of a GPU to another machine, of an adapter of 200 Gbit/s
 # What one core of a CPU reaches, until it is measured: operations and bytes a second, seconds of an operator.
 CORE = (40e9, 8e9, 4e-6)
+# Seconds that a collective takes to start: NCCL's on a machine, and Gloo's, which hands it to a thread of its own.
+START = {"cuda": 30e-6, "cpu": 2e-3}
+GLOO = 1e9  # bytes a second between the ranks of a machine
 WORK = ("FLOPs", "16-bit FLOPs", "bytes", "operators")
 
 
@@ -53,7 +57,7 @@ class Pace:
         """Of a CPU that was never measured, by its number of cores."""
         arithmetic, bandwidth, dispatch = CORE
         flops = dict.fromkeys(("fp32", "bf16", "fp16"), arithmetic * cores)
-        return cls(flops, bandwidth * min(cores, 4), link=2e9, dispatch=dispatch, adds=True)
+        return cls(flops, bandwidth * min(cores, 4), link=GLOO, dispatch=dispatch, adds=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,23 @@ def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
     computing = run.accumulation * seconds(trace.work, pace)
     offloaded = any(run.options.get(name) not in (None, False, "none") for name in
                     ("offload", "offload_optimizer", "offload_param"))  # fmt: skip
-    updating = updated(trace, run) / (HOST_LINK if offloaded else pace.bandwidth)
-    return StepTime(computing, updating, max(0.0, traffic(trace, run) / _link(run, pace) - computing))
+    moves = offloaded and run.device != "cpu"  # where it lies in the same memory anyway
+    updating = updated(trace, run) / (HOST_LINK if moves else pace.bandwidth)
+    talking = traffic(trace, run) / _link(run, pace) + collectives(trace, run) * START[run.device]
+    return StepTime(computing, updating, talking if pace.adds else max(0.0, talking - computing))
+
+
+def collectives(trace: Trace, run: Run) -> int:
+    """How many a rank takes part in, in a step."""
+    if run.ranks == 1:
+        return 0
+    if run.strategy == "ddp":
+        return 1 + int(4 * sum(each.size for each in trace.trained) / (run.options.get("bucket_mb", 25) * 2**20))
+    if run.strategy == "fsdp":
+        return (1 + _gathers(run)) * run.accumulation * (1 + sum(each.unit for each in trace.modules))
+    if run.strategy == "zero3":
+        return 3 * run.accumulation * len(trace.modules)
+    return 2 + run.accumulation
 
 
 def traffic(trace: Trace, run: Run) -> float:
@@ -124,13 +143,17 @@ def traffic(trace: Trace, run: Run) -> float:
     if run.strategy == "ddp":
         return 2 * share * reduced
     if run.strategy == "fsdp":
-        gathers = 1 if run.options.get("sharding") in ("shard_grad_op", "hybrid_shard_zero2") else 2
         reductions = run.accumulation if run.options.get("reduce_gradients", "each_micro_step") != "once" else 1
-        return share * (run.accumulation * gathers * weights + reductions * reduced)
+        return share * (run.accumulation * _gathers(run) * weights + reductions * reduced)
     if run.strategy == "zero3":
         return share * run.accumulation * (2 * weights + values * low)
     reductions = 1 if run.strategy == "zero1" else run.accumulation
     return share * (2 * reductions * values * low + values * low)
+
+
+def _gathers(run: Run) -> int:
+    """How often FSDP gathers a unit in a micro step."""
+    return 1 if run.options.get("sharding") in ("shard_grad_op", "hybrid_shard_zero2") else 2
 
 
 def _link(run: Run, pace: Pace) -> float:
