@@ -94,7 +94,8 @@ class Children:
 class Place:
     """Where cases run.
 
-    card: UUID of the card that is proven, empty on a CPU; memory: its GiB; curves: of the runs so far, by case
+    card: UUID of the card that is proven, empty on a CPU; memory: its GiB; curves, foreseen: of the runs so far, by
+    case: their losses, and what their plans had foreseen beside what was measured
     """
 
     scratch: Path
@@ -105,6 +106,7 @@ class Place:
     several: bool = False  # cards in this machine: the others are kept out of sight
     children: Children = field(default_factory=Children)
     curves: dict[str, Curve] = field(default_factory=dict)
+    foreseen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def folder(self, name: str, part: str = "") -> Path:
         """A case's own folder, or that of a part of it."""

@@ -96,7 +96,10 @@ def launch(case: Case, place: Place, limit: float, part: str = "", extra: Sequen
     """Run a case's recipe to its end. part: names one of several runs of a case."""
     root = place.folder(case.title, part)
     process = trainkit(place, command(case, place, root, extra), root / "output.txt", **environ)
-    return read_run(place.children.wait(process, limit), root)
+    run = read_run(place.children.wait(process, limit), root)
+    if run.code == 0 and (told := run.summary.get("foresight")):
+        place.foreseen[f"{case.title}{f' ({part})' if part else ''}"] = told
+    return run
 
 
 def read_run(code: int, root: Path) -> Run:
@@ -230,7 +233,7 @@ def out_of_memory(case: Case, place: Place, limit: float) -> Outcome:
     time.sleep(1.0)
     taken = used(place.card) - before
     problems = [] if run.code == 1 else [f"exit code {run.code}"]
-    problems += [] if "memory is full" in run.output else ["no hint"]
+    problems += [] if "memory ran out" in run.output and "next: batch.micro=" in run.output else ["no hint"]
     problems += [f"{taken >> 20} MiB are still taken"] if taken > GIVEN_BACK else []
     said = "; ".join(problems) or "exit code 1, a hint, memory given back"
     return case.outcome(not problems, said, run.log if problems else "", still_taken=taken)
@@ -250,6 +253,41 @@ def peak_below(gib: float) -> Check:
         return case.outcome(ok, said, "" if ok else run.log, **told)
 
     return check
+
+
+FORESEEN = {"allocated": (0.01, 0.03), "reserved": (0.02, 0.05)}  # mean and largest error that is allowed, of a GPU
+
+
+def foreseen(case: Case, place: Place, limit: float) -> Outcome:
+    """What the plans of all runs so far had foreseen beside what these took. limit: it takes no time."""
+    del limit
+    told, problems = dict(place.foreseen), []
+    said = [f"{len(told)} runs"]
+    for name in ("allocated", "reserved", "total", "step"):
+        errors = sorted((each["error"][name], title) for title, each in told.items() if name in each["error"])
+        if not errors:
+            continue
+        mean = sum(abs(error) for error, _ in errors) / len(errors)
+        most, title = max(errors, key=lambda each: abs(each[0]))
+        said.append(f"{name}: mean {mean:.1%}, largest {most:+.1%} ({title})")
+        bounds = FORESEEN.get(name)
+        if place.device == "cuda" and bounds and (mean > bounds[0] or abs(most) > bounds[1]):
+            problems.append(f"{name} beyond {bounds[0]:.0%} and {bounds[1]:.0%}")
+    if not told:
+        problems.append("no run had an estimate")
+    return case.outcome(not problems, "; ".join([*problems, *said]), foreseen=told)
+
+
+def estimated_micro(case: Case, place: Place, limit: float) -> Outcome:
+    """`batch.micro: auto` is decided by the estimate, and the run has room for it."""
+    run = launch(case, place, limit)
+    if run.code or not run.folder:
+        return case.outcome(False, f"exit code {run.code}", run.log)
+    batch = json.loads(read(run.folder / "plan.json"))["batch"]
+    told = figures(run)
+    problems = [] if "by its estimate" in batch["note"] else [f"it was not: {batch['note']}"]
+    said = f"micro {batch['micro']}, {(told['nvml'] or 0) / 2**30:.1f} of {place.memory:.1f} GiB taken"
+    return case.outcome(not problems, "; ".join([*problems, said]), **told)
 
 
 def searched(case: Case, place: Place, limit: float) -> Outcome:

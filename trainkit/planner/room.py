@@ -207,8 +207,9 @@ def _of_own_program(context: Context) -> Iterator[str]:
         yield "compute in 16 bits (torch.autocast), and recompute activations (torch.utils.checkpoint)"
         return
     if batch.micro and batch.micro > 1:
-        half = batch.micro // 2
-        yield f"batch.micro={half} batch.accumulation={(batch.accumulation or 1) * batch.micro // half}"
+        most = max(1, batch.micro // 4)  # nothing tells how much is missing
+        less = next(each for each in range(most, 0, -1) if batch.micro % each == 0)
+        yield f"batch.micro={less} batch.accumulation={(batch.accumulation or 1) * batch.micro // less}"
     elif batch.micro is None:
         yield "batch.micro: less than the script's own"
     if context.dtype == "fp32" and context.cards:
