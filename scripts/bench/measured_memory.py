@@ -1,6 +1,6 @@
 """One rank of a run that measures its own memory: the bytes of all its tensors, on a CPU, as counted.c counts them.
 
-Writes memory-RANK.json beside the settings: the peaks of the steps from the second on, which are all alike, that of the
+Writes memory-RANK.json beside the settings: the peaks of the steps from the second on, which are alike, that of the
 first, and the processor seconds of each step. With LIMIT in its environment no more bytes are to be had.
 
 Libraries take seconds to import: :class:`Measuring` does it once, in a process that forks for each rank.
@@ -89,7 +89,7 @@ def measure(path: Path) -> int:
         raise
     finally:
         counted.counted_limit(ctypes.c_size_t(-1))
-    found = {"peak": max(peaks[1:]), "first": peaks[0], "start": start, "seconds": seconds}
+    found = {"peaks": peaks[1:], "first": peaks[0], "start": start, "seconds": seconds}
     (settings.run_dir / f"memory-{world.rank}.json").write_text(json.dumps(found))
     if settings.recipe.strategy.kind != "single":
         torch.distributed.barrier()

@@ -317,8 +317,8 @@ def foreseen_here(context: Context) -> Foresight | None:
     return kept_foresight(digest, lambda: foreseen(context, known_or_formula(context, traces.known), measured))
 
 
-def room_at(context: Context, wanted: int, moment: str) -> int | None:
-    """Bytes for tensors that there are at least, where a request of so many was refused in a moment."""
+def room_at(context: Context, wanted: int, moment: str) -> tuple[int, int] | None:
+    """Bytes for tensors that there are at least and at most, where a request of so many was refused in a moment."""
     from trainkit.foresight.estimate import estimated, known_or_formula
     from trainkit.foresight.traces import Traces
 

@@ -78,22 +78,25 @@ class Timeline:
             found[self.part[identity]] += size or -self.sizes[identity]
         return {name: size for name, size in zip(PARTS, found, strict=True) if size}
 
-    def room(self, size: int, moment: str) -> int | None:
-        """Bytes that there are at least, where the first request of about so many in a moment was refused.
+    def room(self, size: int, moment: str) -> tuple[int, int] | None:
+        """Bytes that there are at least and at most, where a request of about so many in a moment was refused.
 
-        All that had been in use until then was granted, and the request takes more than that. None where none does.
-        moment: empty for any. A message rounds what it tells, and an allocator what it asks for: 2 % are allowed.
+        All that had been in use until then was granted, and the request took more: at least by the first such request,
+        at most by the last. None where there is none. moment: empty for any. A message rounds what it tells, and an
+        allocator what it asks for: 2 % are allowed.
         """
         begins = dict(self.moments)
         now, most, place = 0, 0, "start"
+        least = None
         for number, (identity, taken) in enumerate(self.changes):
             place = begins.get(number, place)
             now += taken or -self.sizes[identity]
-            if now > most:
-                if moment in ("", place) and abs(taken - size) <= max(0.02 * size, 512):
-                    return most
-                most = now
-        return None
+            if now <= most:
+                continue
+            if moment in ("", place) and abs(taken - size) <= max(0.02 * size, 512):
+                least, upper = most if least is None else least, now
+            most = now
+        return (least, upper) if least is not None else None
 
     @property
     def peak_moment(self) -> str:

@@ -111,8 +111,8 @@ EXPANDABLE = "env.PYTORCH_ALLOC_CONF=expandable_segments:True"
 MOST = 4  # suggestions
 # Of what was foreseen, that a change is to come to where a run ended and nothing says how much there was.
 UNKNOWN = 0.75
-# Bytes for tensors that there are at least, where a request of so many was refused in a moment of the step.
-RoomAt = Callable[[Context, int, str], int | None]
+# Bytes for tensors that there are at least and at most, where a request of so many was refused in a moment of the step.
+RoomAt = Callable[[Context, int, str], tuple[int, int] | None]
 
 
 def answer(context: Context, lacking: Lacking, foresee: Foresee, room_at: RoomAt) -> Iterator[str]:
@@ -149,19 +149,25 @@ def _suggested(context: Context, lacking: Lacking, foresee: Foresee, room_at: Ro
     if lacking.host and context.cards:
         yield from _of_the_host(context, found, foresee)
         return
-    more, room = _measured(found, lacking, room_at(context, lacking.wanted, lacking.moment) if lacking.wanted else None)
+    granted = room_at(context, lacking.wanted, lacking.moment) if lacking.wanted else None
+    more, least, most = _measured(found, lacking, granted)
 
-    def told(changed: Changed) -> Foresight:
-        return replace(changed.foresight, total=changed.foresight.total + more)
+    def told(changed: Changed) -> Changed:
+        return replace(changed, foresight=replace(changed.foresight, total=changed.foresight.total + more))
 
-    less = [replace(each, foresight=told(each)) for each in what_if(context, foresee)]
+    def taking(room: int) -> Changed | None:
+        return remedy(context, lambda other: _within(foresee(other), room - more))
+
+    less = [told(each) for each in what_if(context, foresee)]
     less = [each for each in less if each.foresight.total < found.total + more]
-    enough = [each for each in less if fits(each.foresight) and each.foresight.total <= room]
+    enough = [each for each in less if fits(each.foresight) and each.foresight.total <= least]
     enough.sort(key=lambda each: (not each.change.same, each.foresight.step or 0.0))
-    first = [*enough[:MOST]]
+    first = enough[:MOST]
     if not any(each.change.same for each in enough):
-        one = remedy(context, lambda other: _within(foresee(other), room - more))
-        first = [replace(one, foresight=told(one)), *first][:MOST] if one is not None else first
+        # The same numbers with what is likely enough go before others with what certainly is.
+        ways = [each for room in (least, (least + most) // 2) if (each := taking(room))]
+        ways.sort(key=lambda each: not each.change.same)
+        first = [*map(told, ways[:1]), *first][:MOST]
     first += [each for each in less if each not in first][: MOST - len(first)]
     for each in first:
         costs = f"; {each.change.costs}" if each.change.costs else ""
@@ -179,17 +185,19 @@ def _of_the_host(context: Context, found: Foresight, foresee: Foresee) -> Iterat
             yield f"{each.change.words} ({format_memory(max(told.start[1], told.host))} of the machine's memory)"
 
 
-def _measured(found: Foresight, lacking: Lacking, granted: int | None) -> tuple[int, int]:
-    """Bytes that the run took beyond what was foreseen, and bytes that a process has.
+def _measured(found: Foresight, lacking: Lacking, granted: tuple[int, int] | None) -> tuple[int, int, int]:
+    """Bytes that the run took beyond what was foreseen, and that a process has at least and at most.
 
-    granted: bytes for tensors that were granted before, as foreseen.
+    granted: bytes for tensors that it has at least and at most, by where on the timeline it was refused.
     """
     outside = found.total - found.reserved
     if lacking.allocated:  # of a GPU, whose allocator tells all of it
         held = lacking.allocated + lacking.unused
-        more = held + lacking.wanted + outside - found.total
-        return max(0, more), min(found.limit, held + lacking.free + outside) if lacking.limit else found.limit
-    return 0, granted + outside if granted is not None else int(found.total * UNKNOWN)
+        has = min(found.limit, held + lacking.free + outside) if lacking.limit else found.limit
+        return max(0, held + lacking.wanted + outside - found.total), has, has
+    if granted is None:
+        return 0, int(found.total * UNKNOWN), found.total
+    return 0, granted[0] + outside, granted[1] + outside
 
 
 def _within(found: Foresight | None, room: int) -> Foresight | None:
