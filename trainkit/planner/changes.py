@@ -111,8 +111,11 @@ def _candidates(context: Context) -> Iterator[Change]:
         refused = any(strategy in one.strategies or _device(context) in one.devices for one in each.unsupported)
         if each.lighter and not refused and (context.cards or not each.requires):
             yield Change({"optimizer.name": name}, same=False, costs=each.lighter)
-    if getattr(recipe.strategy, "reduce_gradients", "") == "once" and accumulation > 1:
-        yield Change({"strategy.reduce_gradients": "each_micro_step"}, costs="more traffic")
+    if accumulation > 1 and (reduces := getattr(recipe.strategy, "reduce_gradients", "")):
+        if reduces == "once":
+            yield Change({"strategy.reduce_gradients": "each_micro_step"}, costs="more traffic")
+        else:
+            yield Change({"strategy.reduce_gradients": "once"}, costs="whole gradients on each rank, less traffic")
     if context.ranks > 1:
         for kind in ("zero2", "fsdp", "zero3"):
             if kind != strategy and not (strategy in ("fsdp", "zero3") and kind == "zero2"):
