@@ -39,7 +39,7 @@ def chosen(layered: Layered, facts: Facts, size: dict[str, Any], **recipe: Any) 
     return build_plan(layered({**asked, "data": {"sequence_length": 256}, **recipe}), facts).plan
 
 
-SMALL, MIDDLE, LARGE = model(12, 768), model(24, 2048), model(48, 4096)  # 85 M, 1.2 B, 9.7 B
+SMALL, MIDDLE, LARGE = model(12, 768), model(12, 2880), model(12, 8192)  # 85 M, 1.2 B, 9.7 B
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_decision_tree(
 
 
 def test_what_is_too_large_for_every_strategy_is_said(layered: Layered, machine: Machine) -> None:
-    plan = chosen(layered, facts_of(machine, 2, 8, host=64), model(80, 8192))
+    plan = chosen(layered, facts_of(machine, 2, 8, host=64), model(5, 32768))
     assert "no strategy fits, and this is the one that takes least" in plan.strategy.reason
     assert any(each.severity == "blocker" and "does not fit" in each.what for each in plan.notices)
 

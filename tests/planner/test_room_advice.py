@@ -23,7 +23,7 @@ V100 = "NVIDIA V100"  # 16 GiB
 BASE: dict[str, Any] = {"precision": {"dtype": "fp16"}, "batch": {"global": 16, "micro": 1}}
 SMALL = {"layers": 12, "hidden_size": 768, "heads": 12, "vocab_size": 1024}  # 85 M
 LARGE = {"layers": 24, "hidden_size": 2048, "heads": 16, "vocab_size": 1024}  # 1.2 B
-HUGE = {"layers": 96, "hidden_size": 8192, "heads": 64, "vocab_size": 1024}  # 77 B
+HUGE = {"layers": 6, "hidden_size": 32768, "heads": 64, "vocab_size": 1024}  # 77 B
 
 
 def planned(layered: Layered, facts: Facts, strategy: Any, model: Any, **recipe: Any) -> Plan:
