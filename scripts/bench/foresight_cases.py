@@ -178,6 +178,8 @@ def drawn(count: int, seed: int) -> Iterator[Trial]:
         optimizer = chance.choice(("", "", "adamw_torch_foreach", "adafactor", "sgd"))
         strategy, ranks = chance.choice((({"kind": "single"}, 1), ({"kind": "single"}, 1), ({"kind": "single"}, 1),
                                          ({"kind": "fsdp"}, 2), ({"kind": "ddp"}, 2)))  # fmt: skip
+        if strategy["kind"] == "fsdp" and optimizer == "adafactor":  # which FSDP does not take
+            optimizer = "sgd"
         sizes = chance.randint(1, 8), chance.randint(1, 2)
         config = {depth: chance.randint(1, 5)}
         yield Trial(model, tuple(techniques), *sizes, strategy, ranks, optimizer, chance.choice((16, 32, 48)), config)
