@@ -8,7 +8,7 @@ both, after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from trainkit.foresight.strategies import BYTES, Run
@@ -110,12 +110,31 @@ def updated(trace: Trace, run: Run) -> float:
 def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
     """An optimizer step of a rank."""
     computing = run.accumulation * seconds(trace.work, pace)
-    offloaded = any(run.options.get(name) not in (None, False, "none") for name in
-                    ("offload", "offload_optimizer", "offload_param"))  # fmt: skip
-    moves = offloaded and run.device != "cpu"  # where it lies in the same memory anyway
-    updating = updated(trace, run) / (HOST_LINK if moves else pace.bandwidth)
+    offloads = {name for name in ("offload", "offload_optimizer", "offload_param")
+                if run.options.get(name) not in (None, False, "none")}  # fmt: skip
+    if run.device == "cpu":  # where all of it lies in the same memory
+        offloads.clear()
+    updating = updated(trace, run) / (HOST_LINK if offloads else pace.bandwidth)
+    updating += moved(trace, run, offloads) / HOST_LINK
     talking = traffic(trace, run) / _link(run, pace) + collectives(trace, run) * START[run.device]
     return StepTime(computing, updating, talking if pace.adds else max(0.0, talking - computing))
+
+
+def moved(trace: Trace, run: Run, offloads: Set[str]) -> float:
+    """Bytes that pass between a GPU and the machine's memory in a step. Nothing is counted on to hide them.
+
+    What offloads parameters fetches them for each forward and backward pass; what offloads the optimizer sends each
+    micro step's gradients (DeepSpeed and FSDP add them up on the host), and gets the new weights once.
+    """
+    if not offloads:
+        return 0.0
+    low = BYTES[run.dtype]
+    weights = sum(each.size for each in trace.parameters) * low / run.ranks
+    gradients = sum(each.size for each in trace.trained) * low / run.ranks
+    found = run.accumulation * gradients
+    if offloads & {"offload", "offload_param"}:
+        return found + 2 * run.accumulation * weights
+    return found + weights
 
 
 def collectives(trace: Trace, run: Run) -> int:

@@ -203,7 +203,7 @@ def remedy(context: Context, foresee: Foresee) -> Changed | None:
             continue
         together = dict(wider.settings)
         if fits(found.foresight):
-            return found
+            return _relaxed(context, found, foresee)
     if enough:
         return enough[0]
     for change in candidates(context):
@@ -212,6 +212,31 @@ def remedy(context: Context, foresee: Foresee) -> Changed | None:
             if found is not None and fits(found.foresight):
                 return found
     return None
+
+
+def _relaxed(context: Context, found: Changed, foresee: Foresee) -> Changed:
+    """The same with less of what turns out not to be needed: without checkpointing, and with a larger micro batch."""
+    settings = found.change.settings
+
+    def tried(other: Settings) -> Changed | None:
+        changed = made(context, Change(other, found.change.same, found.change.costs), foresee)
+        return changed if changed and fits(changed.foresight) else None
+
+    plain = {key: value for key, value in settings.items() if not key.startswith(RECOMPUTING)}
+    best = (tried(plain) if plain.keys() != settings.keys() else None) or found
+    if "batch.micro" not in settings:
+        return best
+    micro, whole = context.batch.micro or 1, settings["batch.accumulation"]
+    for size in (each for each in range(2, micro + 1) if micro % each == 0):
+        sizes = {"batch.micro": size, "batch.accumulation": whole // size}
+        if size == micro:
+            sizes = {}
+        kept = {key: value for key, value in best.change.settings.items() if not key.startswith("batch.")}
+        larger = tried({**sizes, **kept})
+        if larger is None:
+            break
+        best = larger
+    return best
 
 
 def _escalation(context: Context) -> Iterator[Change]:
