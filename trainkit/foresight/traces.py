@@ -88,9 +88,8 @@ class Traces:
             return known
         answer = self._ask(wanted)
         if "fault" in answer:
-            raise MachineError(
-                Diagnostic("error", f"the model cannot be traced: {answer['fault']}", hint=answer["hint"])
-            )
+            hint = answer["hint"] or "`trainkit plan` with this recipe says what is missing here"
+            raise MachineError(Diagnostic("error", f"the model cannot be traced: {answer['fault']}", hint=hint))
         trace, path = Trace.from_json(answer["trace"]), self._path(wanted)
         if path is not None:
             try:
