@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit import __version__
 from trainkit.data.formats import packing_of
@@ -21,13 +21,15 @@ from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
 from trainkit.foresight.strategies import Run, Whole
 from trainkit.foresight.trace import Trace, Wanted
 from trainkit.foresight.updates import Tensor, state
-from trainkit.foresight.use import Use, use_of
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.lazy import call
 from trainkit.machine.accelerators import accelerator
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.tasks import CAUSAL, task_of
+
+if TYPE_CHECKING:
+    from trainkit.foresight.use import Use
 
 Tree = Mapping[str, Any]
 # The trace of what is wanted and how it was come by: `traced` or `formula`; None where there is none.
@@ -355,6 +357,8 @@ class Estimate:
 
     def use(self) -> Use:
         """What the trained model takes when it answers."""
+        from trainkit.foresight.use import use_of
+
         return use_of(settled(self.context), self.trace, self.context.resolved.described.model)
 
     def notes(self) -> tuple[str, ...]:
