@@ -15,8 +15,6 @@ ZERO = ("zero1", "zero2", "zero3")
 ON_DEEPSPEED = ("zero0", *ZERO)  # the strategies of DeepSpeed's engine
 
 
-TRAINERS_OWN = "adamw_torch_fused"  # what Trainer takes by itself (transformers, training_args.py: default_optim)
-
 # Of a tensor: two moments of its size; also in 8 bits; rows and columns of squares; sums of squares; a momentum.
 Keeps = Literal["moments", "8-bit moments", "factors", "squares", "momentum"]
 

@@ -118,6 +118,12 @@ def test_a_script_on_trainer_is_told_as_far_as_its_arguments_say(trainkit: Train
     keys = {key for each in found["changes"] for key in each["settings"]}
     assert "efficiency.gradient_checkpointing.every" in keys
     assert not {key for key in keys if key.startswith(("peft", "data", "model"))}
+    again = trainkit("estimate", "own.yaml", "--quick", "--json", "program.args.block_size=64",
+                     "program.args.gradient_checkpointing=true")  # fmt: skip
+    recomputing = json.loads(again.stdout)
+    assert recomputing["allocated"] < found["allocated"]
+    told = {key for each in recomputing["changes"] for key in each["settings"]}
+    assert "efficiency.gradient_checkpointing.every" not in told
     absent = trainkit("estimate", "own.yaml", "--quick", "program.args.model_name_or_path=gone")
     assert "gone is no folder here" in absent.stderr
 

@@ -10,7 +10,7 @@ from trainkit.errors import RecipeError
 from trainkit.foresight.estimate import Foresee
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
-from trainkit.lazy import call
+from trainkit.lazy import call, load
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.rules import compatibility_rules
 from trainkit.recipe.schema import HfModel, Recipe
@@ -19,16 +19,6 @@ from trainkit.text import join_names
 
 Settings = Mapping[str, Any]  # by dotted key
 RECOMPUTING = "efficiency.gradient_checkpointing"
-# What a script on Trainer takes of a recipe, and its own flag for the same: where that is given, the flag decides.
-OWN_FLAGS: Mapping[str, str] = {
-    "batch.micro": "per_device_train_batch_size",
-    "batch.accumulation": "gradient_accumulation_steps",
-    "precision.dtype": "bf16",
-    RECOMPUTING: "gradient_checkpointing",
-    f"{RECOMPUTING}.selective": "gradient_checkpointing",
-    "optimizer.name": "optim",
-    "strategy.kind": "fsdp",
-}
 own_flags: Callable[..., Mapping[str, Any]] = call("trainkit.tools.hf.argv_reader:own_flags")  # few plans need it
 
 
@@ -86,13 +76,16 @@ def with_settings(context: Context, settings: Settings) -> Context:
 
 def candidates(context: Context) -> Iterator[Change]:
     """Changes that are not in force yet and that the program takes, in the order in which the guides take them."""
-    own = OWN_FLAGS if context.program != "builtin" else {}
-    said = own_flags(context.resolved) if own else {}
+    if context.program == "builtin":
+        yield from _candidates(context)
+        return
+    # Of a script on Trainer, what the recipe hands to TrainingArguments, where its own arguments do not decide it.
+    said = own_flags(context.resolved)
+    fields = load("trainkit.tools.hf.fields:FIELDS")
+    takes = {key for field in fields if field.name not in said for key in field.keys}
     for change in _candidates(context):
-        flags = {own.get(key.removesuffix(".every")) for key in change.settings}
-        if own and (None in flags or change.settings.get(f"{RECOMPUTING}.selective") or flags & said.keys()):
-            continue
-        yield change
+        if {key for key in change.settings if change.settings[key] is not False} <= takes:
+            yield change
 
 
 def _candidates(context: Context) -> Iterator[Change]:

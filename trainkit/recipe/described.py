@@ -21,14 +21,16 @@ CONFIG, TOKENIZER, TEMPLATE, OTHERS = (
     *("chat_template.jinja", "additional_chat_templates"),
 )
 
+MODEL_ARGUMENT = "model_name_or_path"  # how scripts on Trainer call the folder of their model
+
 
 def described(recipe: Recipe, files: FileChecks, absolute: Callable[[str], str]) -> Described:
     """Of the folders that a recipe names. absolute: from the working folder."""
     if recipe.program.kind == "hf":
-        named_by_it = argument(recipe.program.args, "model_name_or_path")
-        folder = recipe.program.seen(named_by_it or "")
-        settings, fault = read_config(absolute(folder), files.read) if named_by_it else ({}, None)
-        return Described() if fault else Described(model=settings)
+        folder = argument(recipe.program.args, MODEL_ARGUMENT)
+        if folder is None:
+            return Described()
+        return Described(model=read_config(absolute(recipe.program.seen(folder)), files.read)[0])
     if recipe.program.kind != "builtin":
         return Described()
     found = Described()
