@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from strategy_runs import CASES, Case, Curve, finish, largest_difference, write_corpus, write_settings
 
 from tests.warm_ranks import run_case, start_ranks
-from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint.manifest import Identity
-from trainkit.trainer.checkpoint.resuming import load
-from trainkit.trainer.settings import World, read_settings
-from trainkit.trainer.setup import assemble
 
 pytestmark = pytest.mark.needs("torch>=2.7")  # before, FSDP2 has no CPU
 CHANGES: dict[str, dict[str, Any]] = {
@@ -23,8 +17,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "train": {"steps": 8},
     "checkpoint": {"every_steps": 4, "keep": 0},
 }
-WRITERS = {name: CASES[name].changed(**CHANGES) for name in ("single", "ddp", "fsdp")}
-READERS = {**WRITERS, "fsdp on one rank": Case({"kind": "fsdp"}, ranks=1).changed(**CHANGES)}
+WRITERS = {name: CASES[name].changed(**CHANGES) for name in ("single", "ddp", "fsdp", "zero1", "zero2", "zero3")}
+READERS = {
+    **WRITERS,
+    "fsdp on one rank": Case({"kind": "fsdp"}, ranks=1).changed(**CHANGES),
+    "zero3 on one rank": Case({"kind": "zero3"}, ranks=1).changed(**CHANGES),
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,10 @@ def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
 
 @pytest.mark.parametrize(
     ("writer", "reader"),
-    [("single", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp on one rank"), ("fsdp", "single")],
+    [
+        *(("single", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp on one rank"), ("fsdp", "single")),
+        *(("single", "zero3"), ("zero3", "zero1"), ("zero1", "zero3 on one rank"), ("zero2", "fsdp"), ("ddp", "zero2")),
+    ],
 )
 def test_losses_go_on_as_if_the_run_had_not_changed_its_strategy(
     writer: str, reader: str, whole: dict[str, tuple[Path, Curve]], corpus: Path, tmp_path: Path
@@ -70,13 +71,6 @@ def test_ranks_write_in_the_background_what_they_would_have_written_at_once(
         assert [mine["files"][file]["size"] for file in shards] == [other["files"][file]["size"] for file in shards]
     resumed = run_case(tmp_path / "resumed", case, corpus, resume=tmp_path / "run/checkpoints/step-00000004")
     assert resumed.losses == {step: loss for step, loss in curve.losses.items() if step > 4}
-
-
-def test_deepspeed_refuses_what_torch_wrote(whole: dict[str, tuple[Path, Curve]]) -> None:
-    saved = whole["single"][0] / "checkpoints/step-00000004"
-    parts = assemble(read_settings(whole["single"][0] / "trainer.json"), World(), torch.device("cpu"))
-    with pytest.raises(TrainingError, match=r"single on 1 rank saved it with torch.distributed.checkpoint, which Deep"):
-        load(saved, Identity("zero1", 1, ""), parts.strategy, World())
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(

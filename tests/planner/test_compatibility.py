@@ -101,13 +101,6 @@ ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
             "torchrun",
         ),
         ({**ZERO_ON_CPU, "precision": {"dtype": "fp16"}}, {}, "precision.dtype", "oneDNN", "bf16 or fp32"),
-        (
-            {**ZERO_ON_CPU, "checkpoint": {"asynchronous": True}},
-            {},
-            "checkpoint.asynchronous",
-            "training must wait",
-            "checkpoint.asynchronous: false",
-        ),
         ({"precision": {"weights": "bf16"}}, {}, "precision.weights", "computed with in bf16", "precision.dtype: bf16"),
         (
             {**ZERO_ON_CPU, "precision": {"dtype": "bf16", "weights": "bf16"}},

@@ -18,21 +18,19 @@ PATH = "/runs/r/checkpoints/step-00000004"
 
 
 @pytest.mark.parametrize(
-    ("writer", "reader", "reason"),
+    ("writer", "reader", "by_rank", "reason"),
     [
-        (("ddp", 2), ("fsdp", 4), None),
-        (("fsdp", 2), ("single", 1), None),
-        (("zero3", 2), ("zero3", 2), None),
-        (("zero3", 2), ("zero3", 4), "a file for each rank, which zero3 on 4 ranks cannot read"),
-        (("zero2", 2), ("zero3", 2), "DeepSpeed's own format"),
-        (("zero1", 1), ("single", 1), "DeepSpeed's own format"),
-        (("ddp", 2), ("zero1", 2), "which DeepSpeed (zero1 on 2 ranks) does not read"),
+        (("ddp", 2), ("zero3", 4), False, None),
+        (("zero2", 2), ("single", 1), False, None),
+        (("zero3", 2), ("zero3", 2), True, None),
+        (("zero3", 2), ("zero3", 4), True, "a file for each rank, which zero3 on 4 ranks cannot read"),
+        (("zero2", 2), ("zero3", 2), True, "a file for each rank, which zero3 on 2 ranks cannot read"),
     ],
 )
-def test_plain_torch_strategies_read_one_another_and_deepspeed_only_itself(
-    writer: tuple[str, int], reader: tuple[str, int], reason: str | None
+def test_strategies_read_one_another_but_for_files_of_single_ranks(
+    writer: tuple[str, int], reader: tuple[str, int], by_rank: bool, reason: str | None
 ) -> None:
-    found = unreadable(*writer, *reader)
+    found = unreadable(*writer, *reader, by_rank=by_rank)
     assert found is None if reason is None else reason in str(found)
 
 
@@ -40,7 +38,7 @@ def test_plain_torch_strategies_read_one_another_and_deepspeed_only_itself(
 def plan_with(layered: Layered, machine: Machine) -> Callable[..., Plan]:
     """The plan of an fsdp run on 2 ranks that resumes, with one checkpoint that another strategy saved."""
 
-    def make(resume: str, strategy: str, ranks: int) -> Plan:
+    def make(resume: str, strategy: str, ranks: int, *, by_rank: bool = False) -> Plan:
         recipe = {
             "strategy": {"kind": "fsdp"},
             "nodes": {"processes_per_node": 2},
@@ -50,7 +48,8 @@ def plan_with(layered: Layered, machine: Machine) -> Callable[..., Plan]:
         }
         resolved = layered(recipe)
         digest = build_plan(resolved, machine()).plan.training_digest
-        return build_plan(resolved, machine(), [SavedCheckpoint(PATH, 4, digest, "r", strategy, ranks)]).plan
+        saved = SavedCheckpoint(PATH, 4, digest, "r", strategy, ranks, by_rank=by_rank)
+        return build_plan(resolved, machine(), [saved]).plan
 
     return make
 
@@ -68,15 +67,15 @@ def test_the_same_strategy_on_as_many_ranks_is_no_news(plan_with: Callable[..., 
     assert not [notice for notice in plan_with("auto", "fsdp", 2).notices if "rounding" in notice.what]
 
 
-def test_auto_passes_over_what_deepspeed_saved_and_says_so(plan_with: Callable[..., Plan]) -> None:
-    plan = plan_with("auto", "zero2", 2)
+def test_auto_passes_over_files_of_single_ranks_and_says_so(plan_with: Callable[..., Plan]) -> None:
+    plan = plan_with("auto", "zero2", 2, by_rank=True)
     assert plan.resume.path is None
-    assert "zero2 on 2 ranks saved it in DeepSpeed's own format" in plan.resume.reason
-    assert [notice.severity for notice in plan.notices if "DeepSpeed's own format" in notice.what] == ["warning"]
+    assert "zero2 on 2 ranks saved it as a file for each rank" in plan.resume.reason
+    assert [notice.severity for notice in plan.notices if "file for each rank" in notice.what] == ["warning"]
 
 
-def test_a_named_checkpoint_of_deepspeed_stops_the_plan_of_another_strategy(plan_with: Callable[..., Plan]) -> None:
-    plan = plan_with(PATH, "zero2", 2)
+def test_named_files_of_single_ranks_stop_the_plan_of_another_strategy(plan_with: Callable[..., Plan]) -> None:
+    plan = plan_with(PATH, "zero2", 2, by_rank=True)
     assert [notice.severity for notice in plan.notices if "cannot be resumed from" in notice.what] == ["blocker"]
 
 

@@ -77,9 +77,17 @@ class Whole:
                 self.device.take(("cublas", thread), size, TEMPORARIES, operator="cuBLAS")
 
     def start_peak(self) -> tuple[int, int]:
-        """Bytes of the device and of the machine's memory that a rank takes at most before the first step."""
+        """Bytes of the device and of the machine's memory that a rank takes at most before the first step.
+
+        Values are read or drawn into their place, one tensor at a time (trainer/models/weights.py).
+        """
         whole = sum(each.bytes for each in self.trace.parameters)
-        return (whole, 0) if self.host is self.device else (whole, whole)
+        return (whole + self.drawn, 0) if self.host is self.device else (whole, self.drawn)
+
+    @property
+    def drawn(self) -> int:
+        """Bytes of the largest tensor as it is drawn, in 32 bits."""
+        return max((4 * each.size for each in self.trace.parameters), default=0)
 
     def step(self, micro_steps: int) -> None:
         """An optimizer step."""
@@ -208,9 +216,14 @@ class Sharded(Whole):
         self._common()
 
     def start_peak(self) -> tuple[int, int]:
-        # Each rank builds the whole model in the machine's memory; its shards are copied to the device.
-        whole = sum(each.bytes for each in self.trace.parameters)
-        return (whole + whole // self._ranks, 0) if self.host is self.device else (whole // self._ranks, whole)
+        # Each rank has its slices in the machine's memory, from where they go to the device, or stay.
+        parameters, own = self.trace.parameters, self._ranks == self.run.ranks
+        slices = sum(-(-each.bytes // self.run.ranks) for each in parameters)
+        shards = sum(self._shard(each) * int(each.item) + each.scales for each in parameters)
+        if self.host is self.device:
+            return (slices if own else slices + shards) + self.drawn, 0
+        moved = 0 if own else max((each.bytes for each in parameters), default=0)  # put together, to be cut again
+        return (0, slices + shards) if self._offloads else (shards + moved, slices + self.drawn)
 
     def _shard(self, parameter: Parameter) -> int:
         """Values of a rank's share, padded to that of the first."""

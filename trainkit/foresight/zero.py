@@ -127,22 +127,17 @@ class Engine(Whole, ABC):
     def start_peak(self) -> tuple[int, int]:
         """Bytes of the device and of the machine at the highest moment before the first step.
 
-        The model is whole then: the trainer makes it on the CPU and moves it, and the engine partitions it later.
+        The model is whole then in stages 1 and 2: each tensor is read or drawn into its place.
         """
         return self._start_peak
 
     def _move(self) -> None:
-        """The whole model comes to the device, and is cast there, a parameter at a time (engine.py)."""
+        """The whole model is made on the device, and is cast there, a parameter at a time (engine.py)."""
         parameters = self.trace.parameters
         self.device.take("buffers", self.trace.buffers, PARAMETERS)
+        self.transient(self.drawn, memory=self.host)
         for number, each in enumerate(parameters):
-            self.host.take(("made", number), each.bytes, PARAMETERS)
-        for number, each in enumerate(parameters):
-            if self.host is not self.device:
-                self.device.take(("whole", number), each.bytes, PARAMETERS)
-                self.host.drop(("made", number))
-            else:
-                self.device.rename(("made", number), ("whole", number))
+            self.device.take(("whole", number), each.bytes, PARAMETERS)
         for number, each in enumerate(parameters):
             if self.held(number) != each.bytes:
                 self.device.take("cast", self.held(number), PARAMETERS)

@@ -35,6 +35,13 @@ class Gathered(Engine):
         self._filled = 0
         self._coordinator = Coordinator(self)
 
+    def _move(self) -> None:
+        """Each rank has its slices in the machine's memory; one tensor after the other is put together."""
+        self.device.take("buffers", self.trace.buffers, PARAMETERS)
+        self.transient(self.drawn, memory=self.host)
+        for number, each in enumerate(self.trace.parameters):
+            self.host.take(("slice", number), -(-each.bytes // self.run.ranks), PARAMETERS)
+
     def _find_persistent(self) -> set[int]:
         """Small parameters, which stay whole (zero/parameter_offload.py: mark_persistent_parameters)."""
         found: set[int] = set()
@@ -50,6 +57,11 @@ class Gathered(Engine):
         memory, host = self.device, self.host
         where = host if self.settings.offloads_parameters else memory
         for number, each in enumerate(self.trace.parameters):  # zero/partition_parameters.py: _partition_param
+            memory.take(("whole", number), each.bytes, PARAMETERS)
+            host.drop(("slice", number))
+            if self.held(number) != each.bytes:
+                memory.take("cast", self.held(number), PARAMETERS)
+                memory.rename("cast", ("whole", number))
             place = memory if number in self._persistent and not each.trained else where
             place.take(("shard", number), self._shard_bytes(number), PARAMETERS)
             memory.drop(("whole", number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,6 @@ NAMED = "named by checkpoint.resume"
 TAKE_ANOTHER = "name an older checkpoint; `auto` takes the newest that is whole and fits"
 # Each rank has all of the model and the optimizer, and a checkpoint of one rank is that of any number.
 WHOLE = frozenset({"single", "ddp"})
-# torch.distributed.checkpoint writes whole tensors and shards alike, and cuts them again for each reader.
-RESHARDING = frozenset({"single", "ddp", "fsdp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,8 @@ class SavedCheckpoint:
     """A checkpoint of an earlier run. strategy and world_size: who saved it; "" and 0 where unknown.
 
     best_step: of the best evaluation by then; None where nothing was evaluated.
-    damage: what is wrong with its files, "" for a complete one.
+    damage: what is wrong with its files, "" for a complete one. by_rank: whether DeepSpeed has written a file for each
+    rank, which only as many ranks of that strategy read; all else is read by any strategy on any ranks.
     """
 
     path: str
@@ -42,6 +41,7 @@ class SavedCheckpoint:
     world_size: int = 0
     best_step: int | None = None
     damage: str = ""
+    by_rank: bool = False
 
     @property
     def saved_by(self) -> str:
@@ -64,14 +64,17 @@ def spread(strategy: str, world_size: int) -> str:
     return f"{strategy} on {pluralize(world_size, 'rank')}"
 
 
-def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int) -> str | None:
+def written_by_rank(files: Iterable[str]) -> bool:
+    """Whether a checkpoint's files, by their names in it, are DeepSpeed's own or a swapping run's."""
+    return any(name.startswith(("zero/", "swapped/")) for name in files)
+
+
+def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int, *, by_rank: bool) -> str | None:
     """Why a strategy on so many ranks cannot read what another saved; None if it can."""
-    if (saved_strategy, saved_ranks) == (strategy, ranks) or {saved_strategy, strategy} <= RESHARDING:
+    if not by_rank or (saved_strategy, saved_ranks) == (strategy, ranks):
         return None
     writer, reader = spread(saved_strategy, saved_ranks), spread(strategy, ranks)
-    if saved_strategy in RESHARDING:
-        return f"{writer} saved it with torch.distributed.checkpoint, which DeepSpeed ({reader}) does not read"
-    return f"{writer} saved it in DeepSpeed's own format, a file for each rank, which {reader} cannot read"
+    return f"{writer} saved it as a file for each rank, which {reader} cannot read"
 
 
 def choose_resume(
@@ -159,7 +162,7 @@ def _obstacle(checkpoint: SavedCheckpoint, reader: ResumeTarget) -> str | None:
     if not checkpoint.strategy:
         return None
     if reader.program != "hf":
-        return unreadable(*writer, *now)
+        return unreadable(*writer, *now, by_rank=checkpoint.by_rank)
     # Trainer reads whole models and optimizers anywhere, sharded ones only as they were.
     if writer == now or {checkpoint.strategy, reader.strategy} <= WHOLE:
         return None

@@ -57,11 +57,11 @@ def room_for_the_run(context: Context, foresee: Foresee) -> Iterator[Diagnostic]
 def _start(context: Context, found: Foresight) -> str:
     device, host = found.start
     if context.cards and device > found.limit:
-        whole = f"the whole model of {format_memory(device)} is on each GPU before {context.strategy} divides it"
-        return f"the run does not fit at its start: {whole}, and a GPU has {format_memory(found.limit)}"
+        whole = f"each GPU takes {format_memory(device)} while {context.strategy} is set up"
+        return f"the run does not fit at its start: {whole}, and has {format_memory(found.limit)}"
     return (
-        f"the run does not fit at its start: each of {context.processes} ranks builds the whole model in the machine's "
-        f"memory, {format_memory(host)} together, and there are {format_memory(found.host_limit)}"
+        f"the run does not fit at its start: {context.processes} ranks take {format_memory(host)} of the machine's "
+        f"memory while the model is read or drawn, and there are {format_memory(found.host_limit)}"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainkit.errors import TrainingError
 from trainkit.heartbeat import DATA, FORWARD, Heartbeat
@@ -31,11 +32,18 @@ from trainkit.trainer.metrics.evaluation import Best, Evaluation
 from trainkit.trainer.metrics.memory_breakdown import MemoryBreakdown
 from trainkit.trainer.metrics.scores import usable_metrics
 from trainkit.trainer.metrics.speed import TrainingFlops, training_flops
-from trainkit.trainer.models import MODELS, skeleton
-from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, fingerprint, load_adapters
+from trainkit.trainer.models import MODELS
+from trainkit.trainer.models.adapters import (
+    add_adapters,
+    base_fingerprint,
+    draw_adapters,
+    fingerprint,
+    load_adapters,
+)
 from trainkit.trainer.models.base import Model, Parameters
 from trainkit.trainer.models.quantized import compute_in, quantize_without_weights
 from trainkit.trainer.models.target import loss_function
+from trainkit.trainer.models.weights import Slices, make_whole
 from trainkit.trainer.optim import DTYPES, autocast, learning_rate, set_tf32
 from trainkit.trainer.parallel import STRATEGIES, Strategy
 from trainkit.trainer.perf.efficiency import checkpoint_blocks, compile_model
@@ -93,7 +101,7 @@ def assemble(settings: Settings, world: World, device: torch.device, heartbeat: 
     # Before the first draw: what is tried leaves no trace in the training.
     make_copy = partial(first_step, settings, source, order, world, device)
     settings, found = find_micro_batch(settings, world, device, make_copy)
-    model, source = seeded_model(settings, source)
+    model, source = seeded_model(settings, source, world)
     # Parameters and FLOPs are counted before the strategy shards the model.
     parameters, work = Parameters.of(model), training_flops(model, settings, device)
     strategy = STRATEGIES[kind].build(model, settings, world, device)
@@ -234,7 +242,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def first_step(settings: Settings, source: Source, order: SampleOrder, world: World, device: torch.device) -> ModelCopy:
     """A copy of the run's model under its strategy, and this rank's share of the first step, at its longest."""
-    model, source = seeded_model(settings, source)
+    model, source = seeded_model(settings, source, world)
     mine = positions_of_rank(settings.batch, world.rank)
     batch, data = source.train[order.indices(0, mine.start, mine.stop)], settings.recipe.data
     if is_writing(settings.recipe) and getattr(data, "padding", "") == "longest":
@@ -242,43 +250,46 @@ def first_step(settings: Settings, source: Source, order: SampleOrder, world: Wo
     return ModelCopy(model, STRATEGIES[settings.recipe.strategy.kind].build(model, settings, world, device), batch)
 
 
-def seeded_model(settings: Settings, source: Source) -> tuple[Model, Source]:
+def seeded_model(settings: Settings, source: Source, world: World) -> tuple[Model, Source]:
     """The model, and the source as it takes it."""
-    # Weights are drawn on the CPU from the seed alone, before anything knows of ranks: all start from the same.
-    seed_generators(settings.recipe.train.seed)
-    model = prepared_model(settings)
+    mesh = None
+    if STRATEGIES[settings.recipe.strategy.kind].divides and settings.recipe.model.kind != "target":
+        mesh = init_device_mesh("cpu", (world.size,))
+    model = prepared_model(settings, mesh)
     return model, fitting_source(source, model, settings.recipe)
 
 
-def prepared_model(settings: Settings) -> Model:
+def prepared_model(settings: Settings, mesh: DeviceMesh | None = None) -> Model:
     """The model of a run; see :func:`made_model`."""
-    return made_model(settings.recipe, settings.dtype, settings.device)
+    return made_model(settings.recipe, settings.dtype, settings.device, mesh)
 
 
-def made_model(recipe: Recipe, dtype: str, device: str) -> Model:
-    """The model of the recipe with the techniques that work on it, on the CPU; weights as of torch's generator.
+def made_model(recipe: Recipe, dtype: str, device: str, mesh: DeviceMesh | None = None) -> Model:
+    """The model of the recipe with the techniques that work on it, with the weights of its seed.
 
-    dtype: of the computation. device: where weights are quantised, for on a CPU it takes a minute for 10^9 of them;
-    `meta` for a model without weights.
+    dtype: of the computation. device: where it is; `meta` for a model without weights. mesh: the ranks that its weights
+    are divided over, which are then in `slices` for the strategy to place.
     """
-    bits = quantized_bits(recipe)
-    if device == "meta":
-        model = skeleton(recipe)
-        if bits:
-            quantize_without_weights(model, cast("HfModel", recipe.model))
-    else:
-        where = {"device": device} if bits else {}
-        model = MODELS[recipe.model.kind](recipe, **where)
-    if recipe.model.kind != "hf":  # which is read in that format
-        model.to(DTYPES[recipe.precision.weights])
+    bits, seed = quantized_bits(recipe), recipe.train.seed
+    # Before anything knows of ranks; what is drawn by name needs none of it.
+    seed_generators(seed)
+    model = MODELS[recipe.model.kind](recipe, device=device, mesh=mesh)
+    if mesh is not None:
+        if recipe.peft.kind == "lora":
+            make_whole(model, model.head())  # it is small, and trained beside the adapters
+        model.slices = Slices(model)
+    if bits and (device == "meta" or mesh is not None):
+        quantize_without_weights(model, cast("HfModel", recipe.model))
     model.loss_function, model.custom_loss = loss_function(recipe), recipe.train.loss is not None
     require_blocks(model, recipe)
     if recipe.peft.kind == "lora":
         if device != "meta":
             model.base = base_fingerprint(model)
         add_adapters(model, recipe.peft)
-        if recipe.peft.path is not None and device != "meta":
-            load_adapters(model, Path(recipe.peft.path))
+        if device != "meta":
+            draw_adapters(model, seed, device)
+            if recipe.peft.path is not None:
+                load_adapters(model, Path(recipe.peft.path))
     if bits:
         compute_in(model, DTYPES[dtype])
     model.join_loss()
@@ -293,6 +304,7 @@ def made_model(recipe: Recipe, dtype: str, device: str) -> Model:
         )
     if recipe.efficiency.compile.enabled:
         compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
+    seed_generators(seed)  # for what follows, however much was drawn
     return model
 
 

@@ -191,7 +191,7 @@ checkpoint:
   every_steps: 0
   keep: 2
   keep_best: false
-  asynchronous: false
+  asynchronous: null
   resume: never
   push_to_hub:
     repo: null

@@ -323,10 +323,10 @@ class Checkpoint(Section):
         "Save whenever an evaluation is the best so far (`eval.best_metric`), and keep that checkpoint in addition to "
         "the newest.",
     )
-    asynchronous: bool = setting(
-        False,
-        "Write checkpoints in the background from a copy in host memory: training waits for the copy only. "
-        "Needs that memory.",
+    asynchronous: bool | None = setting(
+        None,
+        "Write checkpoints in the background from a copy in the machine's memory: training waits for the copy only. "
+        "null: where the free memory holds the copies.",
     )
     resume: str = setting(
         "never",

@@ -24,7 +24,7 @@ from trainkit.files import (
     remove_tree,
 )
 from trainkit.launch_plan.model import Text
-from trainkit.planner.resume import FOLDER, SavedCheckpoint
+from trainkit.planner.resume import FOLDER, SavedCheckpoint, written_by_rank
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 from trainkit.runner.rundir.records import Status
 
@@ -210,6 +210,7 @@ def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
             strategy=str(manifest["strategy"]),
             world_size=int(manifest["world_size"]),
             best_step=int(best["step"]) if best.get("value", best.get("loss")) is not None else None,
+            by_rank=written_by_rank(manifest["files"]),
         )
         return [replace(saved, damage=_damage(folder, manifest["files"]))]
     except FileNotFoundError:

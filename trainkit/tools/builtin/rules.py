@@ -197,12 +197,6 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
         "strategy.kind: fsdp, or precision.weights: fp32",
     ),
     incompatible(
-        "checkpoint.asynchronous",
-        lambda c: c.strategy in ZERO and c.recipe.checkpoint.asynchronous,
-        "DeepSpeed writes its own files from the tensors that it trains, so training must wait",
-        "checkpoint.asynchronous: false, or strategy.kind: fsdp",
-    ),
-    incompatible(
         "efficiency.compile.scope",
         lambda c: c.strategy in ("fsdp", "zero3") and _compiled_as(c) == "model",
         "this strategy gathers the weights of each block in hooks around it, where a graph of the whole model breaks",

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError
 from trainkit.files import read_whole
-from trainkit.planner.resume import spread, unreadable
+from trainkit.planner.resume import spread, unreadable, written_by_rank
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.seeds import derived_seed
 from trainkit.text import join_names
@@ -105,7 +105,8 @@ def _resume_stream(parts: Parts, loader_state: str, step: int, saved: float) -> 
 def load(folder: Path, identity: Identity, strategy: Strategy, world: World) -> dict[str, Any]:
     """Restore a checkpoint and return its manifest. TrainingError names what does not match or is damaged."""
     manifest = read_manifest(folder)
-    obstacle = unreadable(manifest["strategy"], manifest["world_size"], identity.strategy, identity.world_size)
+    writer, by_rank = (manifest["strategy"], manifest["world_size"]), written_by_rank(manifest["files"])
+    obstacle = unreadable(*writer, identity.strategy, identity.world_size, by_rank=by_rank)
     if obstacle:
         raise TrainingError(
             f"the checkpoint {folder} cannot be resumed from: {obstacle}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -22,11 +23,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainkit.errors import TrainingError, refusal
 from trainkit.files import refuse_links, remove_tree
+from trainkit.machine.host import available_memory
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.runner.rundir.listing import checksum
+from trainkit.text import format_memory
 from trainkit.trainer.checkpoint.manifest import Identity, complete, described_files, flush, generators_file, reason
 from trainkit.trainer.checkpoint.uploads import Uploads
 from trainkit.trainer.distributed import barrier, gather_from_ranks
+from trainkit.trainer.metrics.memory_breakdown import local
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.randomness import generator_states
 from trainkit.trainer.settings import Settings, World
@@ -34,6 +38,7 @@ from trainkit.trainer.settings import Settings, World
 log = logging.getLogger("trainkit.trainer")
 # torch's messages for a failed write do not give the reason.
 _OF_WRITER = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter")
+SHARE = 0.8  # of the machine's free memory that copies of the state may take
 PROBE = 1 << 16  # bytes: more than fits into the rest of a file's last block
 
 
@@ -72,9 +77,9 @@ def _make_scratch(scratch: Path) -> None:
 class Checkpoints:
     """The checkpoints of a run, in one folder for all ranks. root: None if not all ranks can see it.
 
-    Training waits while the strategy writes, or with `checkpoint.asynchronous` for a copy in memory. A thread does the
-    rest: it writes the copy, computes the checksums from the files, waits for the disk and publishes. At
-    most one checkpoint is in progress; the next one, and the end, wait for it.
+    Training waits for a copy in the machine's memory, or where there is too little of it while the strategy writes
+    (`checkpoint.asynchronous`). A thread does the rest: it writes the copy, computes the checksums from the files,
+    waits for the disk and publishes. At most one checkpoint is in progress; the next one, and the end, wait for it.
     """
 
     def __init__(self, settings: Settings, root: Path | None, identity: Identity, world: World) -> None:
@@ -110,14 +115,28 @@ class Checkpoints:
         content["folder"] = os.getcwd()  # noqa: PTH109 - from which the run's relative paths start
         content |= {"stream": loader_state} if loader_state else {}
         content |= {"reporters": dict(self.reporters)} if self.reporters else {}
-        put = partial(strategy.save_later(), group=self._world.group) if self._later else strategy.save
+        if self._later is None:
+            self._later = self._holds_copy(strategy)
+        later = strategy.save_later() if self._later else None
+        put = strategy.save if later is None else partial(later, group=self._world.group)
         # The generators' states are copied here, before the next step draws from them.
         write = partial(self._write, step, put, generator_states())
         finish = partial(self._finish, content, spared)
-        if self._later:
+        if later is not None:
             self._on_its_way = self._thread.submit(lambda: write() and finish())
         elif write():
             self._on_its_way = self._thread.submit(finish)
+
+    def _holds_copy(self, strategy: Strategy) -> bool:
+        """Whether the memory of every machine holds the copies of its ranks, with room to spare; the same on all."""
+        held = strategy.held()
+        size = sum(local(each).nbytes for part in ("parameters", "optimizer_state") for each in held.get(part, ()))
+        known = gather_from_ranks((platform.node(), size), self._world)
+        copies, free = sum(each for node, each in known if node == platform.node()), available_memory()
+        if copies > SHARE * free and self._world.local_rank == 0:
+            what = "checkpoints are written while training waits: %s for copies do not fit in %s of free memory"
+            log.info(what, format_memory(copies), format_memory(free))
+        return all(gather_from_ranks(copies <= SHARE * free, self._world))
 
     def wait(self) -> None:
         """Wait until no checkpoint is in progress; raises its error."""

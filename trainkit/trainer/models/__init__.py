@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from trainkit.lazy import Registry
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.models.base import Model
 
-# `model.kind` -> the function that builds it on the CPU, with weights drawn from torch's default generator or read from
-# files. If it can quantise, it also takes the device for that.
+# `model.kind` -> the function that builds it on a device, or divided over the ranks of a mesh.
 MODELS: Registry[Callable[..., Model]] = Registry(
     {
         "gpt": "trainkit.trainer.models.gpt:build_gpt",
@@ -23,7 +20,4 @@ MODELS: Registry[Callable[..., Model]] = Registry(
 
 def skeleton(recipe: Recipe) -> Model:
     """A `gpt` or `hf` model of a recipe without weights: on the meta device, and nothing but a config.json is read."""
-    if recipe.model.kind == "hf":  # its library loads weights directly to the device
-        return MODELS["hf"](recipe, device="meta")
-    with torch.device("meta"):
-        return MODELS[recipe.model.kind](recipe)
+    return MODELS[recipe.model.kind](recipe, device="meta")

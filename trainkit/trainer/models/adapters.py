@@ -22,6 +22,7 @@ from trainkit.lora import AGREED, CONFIG, NO_LORA, SAME, WEIGHTS, differing, num
 from trainkit.recipe.schema import HfModel, Peft, Recipe
 from trainkit.text import join_names
 from trainkit.trainer.models.base import Model, is_linear
+from trainkit.trainer.models.weights import drawn, give_memory, sampled
 
 
 def add_adapters(model: Model, settings: Peft) -> None:
@@ -58,6 +59,20 @@ def add_adapters(model: Model, settings: Peft) -> None:
     for parameter in model.head():
         parameter.requires_grad_(True)
     model.stochastic = model.stochastic or settings.dropout > 0
+
+
+def draw_adapters(model: Model, seed: int, device: str) -> None:
+    """Draw the adapters, each layer's by a generator of its own; on a device, as the weights beside them."""
+    from peft.tuners.lora import LoraLayer
+
+    for place, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        inside: Any = [each for name, each in layer.named_modules() if name.startswith("lora_")]
+        for module in inside:
+            give_memory(module, device)
+        with drawn(seed, f"{place.replace('.base_layer', '')}.lora", inside):
+            layer.reset_lora_parameters("default", True)
 
 
 def default_targets(model: Model) -> list[str]:
@@ -171,8 +186,10 @@ def base_fingerprint(model: Model) -> str:
             continue
         found.update(f"{name} {tuple(each.shape)}\n".encode())
         if each.is_floating_point():
-            values = each.detach().flatten()[:: max(1, each.numel() // SAMPLED)][:SAMPLED]
             # in 16 bits, to which both formats of precision.weights round alike
+            values = sampled(
+                model.slices.look(each) if model.slices and each in model.slices else each.detach(), SAMPLED
+            )
             found.update(values.to(torch.bfloat16).float().cpu().numpy().tobytes())
     return found.hexdigest()
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainkit.trainer.models.weights import Slices
+
 Remarks = Sequence[tuple[int, str]]  # messages with their log levels
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (the model's outputs, the inputs of the batch) -> loss
 
@@ -38,6 +40,7 @@ class Model(nn.Module):
     custom_loss: bool = False  # whether it is a user's function, which may need other inputs
     remarks: Remarks = ()  # about its construction, for the main rank to log
     base: str = ""  # fingerprint of the adapters' base model
+    slices: Slices | None = None  # of a model that is divided over ranks: its weights, for the strategy to place
     # Upper bound of the next micro batch's counted targets, if few are counted and the host knows it; else None.
     targets_at_most: int | None = None
 

@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from trainkit.recipe.schema import GptModel, Moe, Recipe
@@ -14,6 +15,8 @@ from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
+from trainkit.trainer.models.weights import divide, drawn, give_memory
+from trainkit.trainer.optim import DTYPES
 
 
 class Attention(nn.Module):
@@ -81,6 +84,10 @@ class MoeBlock(nn.Module):
         return x + self.dropout(mixed), balance, router_z, load
 
 
+# The projections into the residual stream.
+RESIDUAL = ("attention.out.weight", "mlp_out.weight", "experts.down")
+
+
 class Gpt(Model):
     """Tokens to logits, or with targets to the summed cross-entropy in nats."""
 
@@ -104,13 +111,24 @@ class Gpt(Model):
         self.stochastic = settings.dropout > 0
         self.attention_width = settings.layers * width
         self.vocabulary, self.attention = settings.vocab_size, "sdpa" if fused_attention else "eager"
+
+    def draw(self, seed: int) -> None:
+        """Draw the weights, each module's by a generator of its own (:func:`drawn`)."""
         # GPT-2: normal(0, 0.02), and the projections into the residual stream divided by sqrt(2 x layers)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() >= 2:
-                into_residual = name.endswith(("attention.out.weight", "mlp_out.weight", "experts.down"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * settings.layers) if into_residual else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        layers = sum(1 for _ in self.blocks)
+        for place, module in self.named_modules():
+            with drawn(seed, place, [module]):
+                for key, parameter in module._parameters.items():
+                    if parameter is None:
+                        continue
+                    if parameter.dim() >= 2:
+                        into_residual = f"{place}.{key}".endswith(RESIDUAL)
+                        std = 0.02 / math.sqrt(2 * layers) if into_residual else 0.02
+                        nn.init.normal_(parameter, std=std)
+                    else:
+                        nn.init.constant_(
+                            parameter, 1.0 if isinstance(module, nn.LayerNorm) and key == "weight" else 0.0
+                        )
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
         """(batch, sequence) int64 -> logits (batch, sequence, vocabulary), or with targets the loss summed over tokens.
@@ -146,7 +164,16 @@ class Gpt(Model):
         return loss + auxiliary_loss(routings, targets, self.moe)
 
 
-def build_gpt(recipe: Recipe) -> Gpt:
-    """The model of a recipe, on the CPU, with weights drawn from torch's default generator."""
+def build_gpt(recipe: Recipe, device: str = "cpu", mesh: DeviceMesh | None = None) -> Gpt:
+    """The model of a recipe, in `precision.weights`; device and mesh as of :func:`build_hf`."""
     settings = cast("GptModel", recipe.model)
-    return Gpt(settings, sample_length(recipe), fused_attention=recipe.efficiency.attention != "eager")
+    with torch.device("meta"):
+        model = Gpt(settings, sample_length(recipe), fused_attention=recipe.efficiency.attention != "eager")
+    model.to(DTYPES[recipe.precision.weights])
+    if device == "meta":
+        return model
+    if mesh is not None:
+        divide(model, mesh)
+    give_memory(model, "cpu" if mesh else device)
+    model.draw(recipe.train.seed)
+    return model

@@ -9,10 +9,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from trainkit.data.encode import IGNORE_INDEX
@@ -27,6 +30,7 @@ from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weigh
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.models.quantized import as_plain, quantize_in_place, reading_options, refuse_quantized, tell_peft
+from trainkit.trainer.models.weights import divide, drawn, give_memory, put
 from trainkit.trainer.optim import DTYPES
 
 # Architectures (`model_type`) whose logits are what one linear layer gives, as it is: neither scaled nor capped.
@@ -281,11 +285,11 @@ def attention_width(config: Any) -> int | None:
     return int(layers * heads * (getattr(config, "head_dim", None) or width // heads))
 
 
-def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
-    """The model of a recipe, on the CPU, in `precision.weights`, from a folder or with random weights.
+def build_hf(recipe: Recipe, device: str = "cpu", mesh: DeviceMesh | None = None) -> Transformer:
+    """The model of a recipe, in `precision.weights`, from a folder or with random weights.
 
-    device: where weights are quantised, and the whole model then is; `meta` for sizes without weights. TrainingError
-    when it cannot be built.
+    device: where it is; `meta` for sizes without weights. mesh: the ranks that it is divided over, of the CPU (see
+    :mod:`trainkit.trainer.models.weights`). TrainingError when it cannot be built.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     import transformers
@@ -297,12 +301,11 @@ def build_hf(recipe: Recipe, device: str = "cpu") -> Transformer:
     if asked.path is not None:
         refuse_special(asked.path, "model.path")
     maker = getattr(transformers, auto_class)
-    attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     config = configuration(asked)
     if recipe.data.kind == "dataset" and packing_of(recipe, config.model_type) == "isolated":
         require_apart(config.model_type)
     try:
-        inner, remarks = _made(maker, asked, config, attention, device)
+        inner, remarks = _made(recipe, maker, config, device, mesh)
     except TrainingError:
         raise
     except Exception as error:  # transformers and the Rust below it raise anything
@@ -334,19 +337,20 @@ def require_apart(model_type: str) -> None:
         raise TrainingError(what, hint=install(sys.executable, "transformers>=4.53"))
 
 
-def _made(maker: Any, asked: HfModel, config: Any, attention: str | None, device: str) -> tuple[Any, Remarks]:
+def _made(recipe: Recipe, maker: Any, config: Any, device: str, mesh: DeviceMesh | None) -> tuple[Any, Remarks]:
     """The model of transformers, with random weights or a folder's, quantised where that is asked for; and remarks."""
+    asked, seed, dtype = cast("HfModel", recipe.model), recipe.train.seed, DTYPES[recipe.precision.weights]
+    attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     if device == "meta":
         with torch.device(device):
             return maker.from_config(config, attn_implementation=attention), ()
     if asked.path is None:
-        drawn = maker.from_config(config, attn_implementation=attention)
-        if asked.quantize.bits:
-            quantize_in_place(drawn, asked.quantize, device)
-        return drawn, ()
+        return _drawn(maker, asked, config, attention, Start(seed, dtype, device, mesh)), ()
     refuse_quantized(config, asked.path)
-    if not asked.quantize.bits:
-        return read_weights(maker, asked.path, config, attention, {})
+    if not asked.quantize.bits or mesh is not None:
+        options = {"device_map": {"": _place(device)}, "dtype": dtype} if fills_by_tensor() else {}
+        with filled_by_tensor(seed, mesh):
+            return read_weights(maker, asked.path, config, attention, options)
     with torch.device("meta"):
         # trust_remote_code: not given, it would ask on the terminal
         plain = maker.from_config(copy.deepcopy(config), trust_remote_code=False)
@@ -354,6 +358,102 @@ def _made(maker: Any, asked: HfModel, config: Any, attention: str | None, device
     read, remarks = read_weights(maker, asked.path, config, attention, options)
     as_plain(read)
     return read, remarks
+
+
+def _place(device: str) -> Any:
+    return torch.cuda.current_device() if device == "cuda" else device
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a model begins: the seed of what is drawn, the format, and where its values are."""
+
+    seed: int
+    dtype: torch.dtype
+    device: str
+    mesh: DeviceMesh | None
+
+
+def fills_by_tensor() -> bool:
+    """Whether transformers builds models without values and fills them tensor by tensor: from release 5 on.
+
+    Older ones build them whole in the machine's memory, on each rank.
+    """
+    import transformers
+
+    return int(transformers.__version__.partition(".")[0]) >= 5
+
+
+def _drawn(maker: Any, asked: HfModel, config: Any, attention: str | None, start: Start) -> Any:
+    """A model with random weights."""
+    if not fills_by_tensor():
+        model = maker.from_config(config, attn_implementation=attention)
+    else:
+        with torch.device("meta"):
+            model = maker.from_config(config, attn_implementation=attention)
+        cast_weights(model, start.dtype)
+        if start.mesh is not None:
+            divide(model, start.mesh)
+        give_memory(model, "cpu" if asked.quantize.bits or start.mesh else start.device)
+        buffers = {name: (each, each._version) for name, each in model.named_buffers()}
+        done = draw_by_name(model, start.seed)
+        model.initialize_weights()
+        missed: dict[str, Tensor] = {name: each for name, each in model.named_parameters() if each not in done}
+        missed |= {name: each for name, (each, version) in buffers.items() if each._version == version}
+        if missed:  # what a model's own code sets as it is built, and its library does not draw
+            built = maker.from_config(copy.deepcopy(config), attn_implementation=attention)
+            whole = {**dict(built.named_parameters()), **dict(built.named_buffers())}
+            for name, each in missed.items():
+                put(whole[name], each)
+    if asked.quantize.bits and start.mesh is None:
+        quantize_in_place(model, asked.quantize, start.device)
+    return model
+
+
+def draw_by_name(inner: Any, seed: int) -> set[nn.Parameter]:
+    """Have transformers draw the weights of each module by a generator of its own, whole, and keep this rank's part.
+
+    Returns a set to which they are added as they are drawn.
+    """
+    from transformers import PreTrainedModel
+
+    names = {module: name for name, module in inner.named_modules()}
+    done: set[nn.Parameter] = set()
+
+    def by_name(initialize: Any, module: nn.Module) -> None:
+        # Some models set the weights of a module's children once more (GPT-2's projections).
+        with drawn(seed, names[module], [module, *module.children()]) as those:
+            initialize(module)
+        done.update(those)
+
+    for module in inner.modules():
+        if isinstance(module, PreTrainedModel):
+            module._init_weights = partial(by_name, module._init_weights)
+    return done
+
+
+@contextmanager
+def filled_by_tensor(seed: int, mesh: DeviceMesh | None) -> Iterator[None]:
+    """In this context `from_pretrained` draws what a folder lacks by name, and reads each rank's slices alone."""
+    from transformers import PreTrainedModel
+
+    if not fills_by_tensor():
+        yield
+        return
+    original = PreTrainedModel.__dict__["_load_pretrained_model"]
+
+    def load(model: Any, *given: Any, **more: Any) -> Any:
+        draw_by_name(model, seed)
+        if mesh is not None:
+            # Read tensors have slices where the model's parameters do (transformers: DtensorShardOperation).
+            divide(model, mesh)
+        return original.__func__(model, *given, **more)
+
+    PreTrainedModel._load_pretrained_model = staticmethod(load)
+    try:
+        yield
+    finally:
+        PreTrainedModel._load_pretrained_model = original
 
 
 def configuration(asked: HfModel) -> Any:

@@ -124,7 +124,40 @@ def quantize_without_weights(model: Any, asked: HfModel) -> None:
     held = getattr(model.inner.config, "dtype", None) if asked.path else None
     for name in quantizable(model.inner):
         layer: Any = model.inner.get_submodule(name)
-        model.inner.set_submodule(name, _packed(_empty(layer, asked.quantize), asked.quantize, held or torch.float32))
+        packed: Any = _packed(_empty(layer, asked.quantize), asked.quantize, held or torch.float32)
+        model.inner.set_submodule(name, packed)
+        if model.slices is not None:
+            model.slices.follow(layer.weight, packed.weight)
+
+
+def quantize_later(layer: Any, whole: Tensor, device: torch.device) -> Tensor:
+    """The packed values (bytes, 1) of a layer of :func:`quantize_without_weights`, whose constants the layer gets.
+
+    whole: of the plain layer.
+    """
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    weight, planned = whole if layer.source_cls is nn.Linear else whole.T.contiguous(), layer.quant_state
+    packed, state = functional.quantize_4bit(
+        weight.to(device, planned.dtype),
+        blocksize=planned.blocksize,
+        compress_statistics=planned.nested,
+        quant_type=planned.quant_type,
+    )
+    layer.quant_state = state
+    return cast("Tensor", packed)
+
+
+def packed_parameter(layer: Any, packed: Tensor) -> nn.Parameter:
+    """The weight of a layer from its packed values, beside constants that the layer has."""
+    layers: Any = importlib.import_module("bitsandbytes.nn")
+    state = layer.quant_state
+    return cast(
+        "nn.Parameter",
+        layers.Params4bit(
+            packed, requires_grad=False, quant_state=state, blocksize=state.blocksize, compress_statistics=state.nested,
+            quant_type=state.quant_type, bnb_quantized=True, module=layer,
+        ),
+    )  # fmt: skip
 
 
 def _packed(made: Any, asked: Quantize, held: torch.dtype) -> nn.Module:

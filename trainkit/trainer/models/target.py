@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe, TargetModel
 from trainkit.trainer.data.source import count_targets
 from trainkit.trainer.models.base import LossFunction, Wrapped
+from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.user_code import blaming, imported
 
 
@@ -31,14 +33,17 @@ class OwnModel(Wrapped):
         return outputs if self.loss_function is None else self.loss_function(outputs, inputs)
 
 
-def build_target(recipe: Recipe) -> OwnModel:
-    """The model of a recipe, on the CPU. TrainingError names the target when it cannot be made."""
+def build_target(recipe: Recipe, device: str = "cpu", mesh: DeviceMesh | None = None) -> OwnModel:
+    """The model of a recipe. TrainingError names the target when it cannot be made.
+
+    It is whole and on the CPU, whatever the device and mesh: the user's code builds it and sets its weights.
+    """
     asked = cast("TargetModel", recipe.model)
     with blaming("model.target", asked.target):
         made: Any = imported(asked.target, "model.target")(**asked.args)
     if not isinstance(made, nn.Module):
         raise TrainingError(f"model.target: {asked.target} gives {type(made).__name__}, which is not a torch.nn.Module")
-    return OwnModel(made)
+    return OwnModel(made).to(DTYPES[recipe.precision.weights])
 
 
 def loss_function(recipe: Recipe) -> LossFunction | None:

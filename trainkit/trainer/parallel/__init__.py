@@ -46,10 +46,10 @@ class Strategy(Protocol):
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state and loss scale. Called on every rank, with the same folder."""
 
-    def save_later(self) -> Callable[..., None]:
+    def save_later(self) -> Callable[..., None] | None:
         """Copy the state to host memory; what is returned writes the copy to `folder`, with the collectives of `group`.
 
-        TrainingError if the engine can only save while training waits.
+        None if the engine can only save while training waits.
         """
 
     def load(self, folder: Path) -> None:
@@ -63,18 +63,19 @@ class StrategyKind:
     place: str  # of the class
     needs_group: bool = True  # whether even one rank needs a process group
     casts: bool = False  # the weights itself, for training and evaluation alike, so that there is no autocast
+    divides: bool = False  # the model over the ranks, so that none ever builds it whole
     hooks: bool = False  # modules from outside, so that torch.compile takes blocks one by one inside the hooks
 
     def build(self, model: Model, settings: Settings, world: World, device: torch.device) -> Strategy:
-        """The strategy around a model that is still on the CPU."""
+        """The strategy around a model, which is on its device, or without values beside its `slices`."""
         return cast("Strategy", load(self.place)(model, settings, world, device))
 
 
 STRATEGIES: Mapping[str, StrategyKind] = {
     "single": StrategyKind("trainkit.trainer.parallel.single_and_ddp:Single", needs_group=False),
     "ddp": StrategyKind("trainkit.trainer.parallel.single_and_ddp:Ddp"),
-    "fsdp": StrategyKind("trainkit.trainer.parallel.fsdp:Fsdp", casts=True, hooks=True),
+    "fsdp": StrategyKind("trainkit.trainer.parallel.fsdp:Fsdp", casts=True, divides=True, hooks=True),
     "zero1": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True),
     "zero2": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True),
-    "zero3": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True, hooks=True),
+    "zero3": StrategyKind("trainkit.trainer.parallel.zero:Zero", casts=True, divides=True, hooks=True),
 }

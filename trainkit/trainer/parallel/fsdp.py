@@ -21,6 +21,8 @@ from torch.distributed.fsdp import (
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
 from trainkit.trainer.models.base import Model, entries
+from trainkit.trainer.models.quantized import is_quantized, quantize_later
+from trainkit.trainer.models.weights import Slices, as_slice, gathered, own_parameters, slice_in
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
@@ -41,7 +43,8 @@ class Fsdp(Engine):
         if asked.offload:
             # Page-locked memory is only available, and useful, with CUDA.
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-        # The full weights are on the CPU, equal on every rank; only the shards move to the device.
+        slices = model.slices
+        named = {name: each for name, each in model.named_parameters() if slices is not None and each in slices}
         # Full sharding gathers again for the backward pass; `shard_grad_op` keeps what it has gathered.
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=asked.sharding == "full_shard", **options)
@@ -57,6 +60,8 @@ class Fsdp(Engine):
         self._sharded: FSDPModule = fully_shard(model, **options)
         if hasattr(model, "write"):  # of the outermost unit the weights are gathered for it, too
             register_fsdp_forward_method(model, "write")
+        if slices is not None:
+            place(model, slices, named, torch.device("cpu") if asked.offload else device)
         self._each = asked.reduce_gradients == "each_micro_step"
         super().__init__(model, settings, device)
 
@@ -64,6 +69,29 @@ class Fsdp(Engine):
         """Gradients are reduced and scattered in each micro step, or, whole on each rank until then, in the last."""
         self._sharded.set_requires_gradient_sync(last or self._each)
         return nullcontext()
+
+
+@torch.no_grad()
+def place(model: Model, slices: Slices, named: Mapping[str, nn.Parameter], device: torch.device) -> None:
+    """Give the shards of a model without values theirs, on a device, one parameter after the other."""
+    holders: dict[nn.Parameter, list[tuple[Any, str]]] = {}
+    for _, module, key, parameter in own_parameters(model):
+        holders.setdefault(parameter, []).append((module, key))
+    shards = dict(model.named_parameters())
+    for name, parameter in named.items():
+        shard: Any = shards[name]
+        (module, _), *_ = places = holders[shard]
+        given = slices.take(parameter)
+        if (given.shape, given.placements) == (shard.shape, shard.placements) and shard.device_mesh.ndim == 1:
+            local = given._local_tensor.to(device)
+        else:  # another mesh, or another tensor: it is put together, and cut again
+            whole = gathered(given, shard.device_mesh.device_type)
+            if is_quantized(module):
+                whole = quantize_later(module, whole, whole.device)
+            local = slice_in(whole, shard).to(device, copy=True)
+        made = nn.Parameter(as_slice(local.contiguous(), shard), shard.requires_grad)
+        for module, key in places:
+            module._parameters[key] = made
 
 
 def _by_class(model: Model, asked: FsdpSettings) -> Iterator[nn.Module]:

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.recipe.schema import Ddp as DdpSettings
+from trainkit.trainer.checkpoint.pieces import Pieces
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.metrics.memory_breakdown import local, state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
@@ -91,10 +92,10 @@ class Engine(Strategy):
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards; of adapters without the base."""
-        _write(self._state(whole=not self._adapts), folder)
+        write_state(self._state(whole=not self._adapts), folder)
 
     def save_later(self) -> Callable[..., None]:
-        return partial(_write, self._copies(self._state(whole=not self._adapts)))
+        return partial(write_state, self._copies(self._state(whole=not self._adapts)))
 
     def load(self, folder: Path) -> None:
         with quiet(), only_data():
@@ -163,7 +164,8 @@ def averaged(bucket: Any, dtype: torch.dtype, ranks: int) -> Any:
     return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
-def _write(state: dict[str, Any], folder: Path, group: Any = None) -> None:
+def write_state(state: dict[str, Any], folder: Path, group: Any = None) -> None:
+    """Write a nest of tensors and values below a checkpoint's folder, each rank its own parts. Called on every rank."""
     writer = _Writer(folder / STATE)
     writer.fs = _Folder()
     with quiet():
@@ -210,6 +212,9 @@ class HostCopies:
 
     def _copied(self, value: Any, place: tuple[object, ...]) -> Any:
         # Copies also of what is on the host already: counters of steps, and all that is offloaded, train on.
+        if isinstance(value, Pieces):
+            numbers = iter(range(len(value.boxes)))
+            return value.each(lambda box: self._tensor(box, (*place, next(numbers))))
         if isinstance(value, Tensor):
             return self._tensor(value.detach(), place)
         if isinstance(value, dict):

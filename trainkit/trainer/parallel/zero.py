@@ -10,21 +10,28 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader
 
 from trainkit.errors import TrainingError
-from trainkit.trainer.checkpoint.safe_loading import only_data
+from trainkit.trainer.checkpoint.pieces import Box, Pieces, boxes_of
+from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
+from trainkit.trainer.distributed import gather_from_ranks
 from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
-from trainkit.trainer.models.quantized import scales
-from trainkit.trainer.optim import build_optimizer
+from trainkit.trainer.models.quantized import is_quantized, packed_parameter, quantize_later, scales
+from trainkit.trainer.models.weights import Slices, gathered, replaced
+from trainkit.trainer.optim import DTYPES, build_optimizer
 from trainkit.trainer.parallel import Strategy
+from trainkit.trainer.parallel.single_and_ddp import STATE, HostCopies, quiet, write_state
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World
 
@@ -39,23 +46,28 @@ class Zero(Strategy):
 
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         deepspeed = import_deepspeed(device, settings.recipe.logging.level)
-        model.to(device)
         config = engine_config(settings, model, world)
+        if model.slices is not None:
+            lend_shapes(model, model.slices, device)
+        model.to(device)
         # The one that the recipe names, offloaded or not, and not DeepSpeed's: a name means one thing under every
         # strategy. Built before the engine, because it looks at whole parameters.
         optimizer = build_optimizer(model, settings.recipe.optimizer)
+        names = {each: name for name, each in model.named_parameters()}
+        self._groups = [[names[each] for each in group["params"]] for group in optimizer.param_groups]
+        self._shapes = {name: each.shape for name, each in model.named_parameters()}
         with contextlib.redirect_stdout(io.StringIO()):  # some of its optimizers print memory figures unasked
-            if settings.dtype == "fp32" and swaps_parameters(config):
-                # Left to itself it swaps in bf16 on a CPU without fp16 kernels (partition_parameters.py, _set_dtype).
+            if config["zero_optimization"]["stage"] == 3:
                 deepspeed.init_distributed()  # it takes the process group that is there
-                deepspeed.zero.Init(module=model, config_dict_or_path=config)
+                partition(model, deepspeed.zero.Init, config, settings.dtype, device)
             self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
         self.model = self._engine
-        self._rank = world.rank
+        self._world, self._scales = world, settings.dtype == "fp16"
         self._adapts = settings.recipe.peft.kind != "none"
         if self._adapts:  # its own exclude_frozen_parameters keeps the second name of a tied weight
             self._engine.module_state_dict = self._kept_state
         self._swaps = swap_folder(settings) is not None
+        self._copies = HostCopies(keeps=device.type == "cuda")
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro step's gradients; DeepSpeed counts its micro steps by calls of `step`."""
@@ -89,36 +101,217 @@ class Zero(Strategy):
         }
 
     def save(self, folder: Path) -> None:
-        """DeepSpeed's own format, one file a rank; trainkit's for what lives in files."""
+        """As the other strategies do it, or a file for each rank of state that lies in files or that has no rows."""
         if self._swaps:
-            save_swapped(self._engine, folder, self._rank)
-            return
-        # DeepSpeed would make all folders above it as well, through a link too, and hide why it cannot.
-        (folder / TAG).mkdir(exist_ok=True)
-        # Without the file `latest`, which names a tag: the manifest says what a checkpoint is.
-        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._adapts)
+            save_swapped(self._engine, folder, self._world.rank)
+        elif self._has_rows():
+            write_state(self._state(), folder)
+        else:
+            # DeepSpeed would make all folders above it as well, through a link too, and hide why it cannot.
+            (folder / TAG).mkdir(exist_ok=True)
+            # Without the file `latest`, which names a tag: the manifest says what a checkpoint is.
+            self._engine.save_checkpoint(
+                str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._adapts
+            )
 
     def _kept_state(self, *_: object, **__: object) -> dict[str, Tensor]:
         """In place of the engine's module_state_dict, where adapters train: what is frozen is no part of it."""
         return kept_tensors(self._engine.module)
 
-    def save_later(self) -> Callable[..., None]:
-        # it writes its files from the tensors that it trains
-        raise TrainingError("checkpoint.asynchronous: DeepSpeed saves only while training waits")
+    def save_later(self) -> Callable[..., None] | None:
+        if self._swaps or not self._has_rows():
+            return None
+        return partial(write_state, self._copies(self._state()))
 
     def load(self, folder: Path) -> None:
         if (folder / FOLDER).is_dir():
-            load_swapped(self._engine, folder, self._rank)
+            load_swapped(self._engine, folder, self._world.rank)
             return
-        if self._swaps:  # DeepSpeed cannot read its own format into such a run
+        if self._swaps:  # DeepSpeed cannot read another format into such a run
             raise TrainingError(
                 f"the checkpoint {folder} was saved by a run that did not swap to NVMe, and this one does",
                 hint="set strategy.offload_optimizer and strategy.offload_param to cpu or none",
             )
+        if (folder / STATE).is_dir():
+            self._load_state(folder)
+            return
         with only_data():
             path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._adapts)
         if path is None:
             raise TrainingError(f"DeepSpeed finds no checkpoint in {folder}")
+
+    def _fragments(self) -> Iterator[Fragment]:
+        """What this rank updates, as stretches of parameters in its flat 32-bit weights."""
+        wrapper, names = self._engine.optimizer, {each: name for name, each in self._engine.module.named_parameters()}
+        if hasattr(wrapper, "fp32_partitioned_groups_flat"):  # stage 3: a stretch of each parameter
+            for group, master in zip(wrapper.fp16_groups, wrapper.fp32_partitioned_groups_flat, strict=True):
+                at = 0
+                for each in group:
+                    length = each.partition_numel()
+                    start = self._world.rank * length
+                    if start < each.ds_numel:  # the last share is padded
+                        yield Fragment(names[each], start, min(length, each.ds_numel - start), master, at)
+                    at += length
+            return
+        masters = [group["params"][0] for group in wrapper.optimizer.param_groups]
+        for each, name in names.items():
+            if mapped := getattr(each, "_hp_mapping", None):
+                place, own = mapped.lp_fragment_address, mapped.get_hp_fragment_address()
+                yield Fragment(name, place.start, place.numel, masters[mapped.param_group_index], own.start)
+
+    def _has_rows(self) -> bool:
+        """Whether all state of the optimizer is numbers, or tensors with a value for each weight."""
+        return all(
+            not isinstance(value, Tensor) or value.numel() in (1, master.numel())
+            for master, state in self._engine.optimizer.optimizer.state.items()
+            for value in state.values()
+        )
+
+    def _state(self) -> dict[str, Any]:
+        """The content of a checkpoint, as of the other strategies: 32-bit weights, and state by parameters. No copies.
+
+        Called on every rank: all name the same tensors, of which each has some.
+        """
+        wrapper, module = self._engine.optimizer, self._engine.module
+        boxes: dict[tuple[str, str], list[Box]] = {}
+        numbers: dict[str, dict[str, Any]] = {}
+        formats = {"": torch.float32}  # of the weights, and of state by its name
+        for each in self._fragments():
+            shape = self._shapes[each.name]
+            boxes.setdefault((each.name, ""), []).extend(boxes_of(shape, each.start, each.of(each.master)))
+            for key, value in wrapper.optimizer.state.get(each.master, {}).items():
+                if isinstance(value, Tensor) and value.numel() == each.master.numel() > 1:
+                    formats[key] = value.dtype
+                    boxes.setdefault((each.name, key), []).extend(boxes_of(shape, each.start, each.of(value)))
+                else:
+                    numbers.setdefault(each.name, {})[key] = value
+        known = gather_from_ranks((formats, next(iter(numbers.values()), {})), self._world)
+        formats = {key: dtype for each, _ in known for key, dtype in each.items()}
+        common: dict[str, Any] = next((each for _, each in known if each), {})
+
+        def pieces(name: str, key: str) -> Pieces:
+            return Pieces.of(self._shapes[name], formats[key], boxes.get((name, key), ()))
+
+        trained = [name for names in self._groups for name in names]
+        of = {each: name for name, each in module.named_parameters()}
+        # A tied weight has several names.
+        model: dict[str, Tensor] = {
+            name: pieces(of[each], "")
+            for name, each in module.named_parameters(remove_duplicate=False)
+            if of[each] in trained
+        }
+        model |= {name: each for name, each in kept_tensors(module).items() if name not in model}  # buffers
+        state = {
+            name: {key: pieces(name, key) for key in formats if key} | common | numbers.get(name, {})
+            for name in trained
+        }
+        groups = [
+            {"params": names, **{key: value for key, value in group.items() if key != "params"}}
+            for names, group in zip(self._groups, wrapper.param_groups, strict=True)
+        ]
+        counters = {"scaler": self._scale(), "skipped": self.skipped_steps()}
+        return {"model": model, "optimizer": {"state": state, "param_groups": groups}, **counters}
+
+    def _scale(self) -> dict[str, Any]:
+        """The loss scale as torch's GradScaler saves its own; empty where losses are not scaled."""
+        if not self._scales:
+            return {}
+        started = torch.amp.GradScaler("cpu").state_dict()
+        return {**started, "scale": float(self._engine.optimizer.loss_scaler.cur_scale)}
+
+    def _load_state(self, folder: Path) -> None:
+        """Read what any strategy saved on any ranks, each rank its own."""
+        wrapper = self._engine.optimizer
+        with quiet(), only_data():
+            reader = StateReader(folder / STATE)
+            self._make_state(reader.read_metadata().state_dict_metadata)
+            state = self._state()
+            state_dict_loader.load(state, storage_reader=reader)  # in place, but for what is no tensor
+        for each in self._fragments():
+            for key, value in state["optimizer"]["state"][each.name].items():
+                if not isinstance(value, Pieces):
+                    wrapper.optimizer.state[each.master][key] = value
+        for group, given in zip(wrapper.param_groups, state["optimizer"]["param_groups"], strict=True):
+            group.update({key: value for key, value in given.items() if key != "params"})
+        if self._scales:
+            wrapper.loss_scaler.cur_scale = state["scaler"]["scale"]
+        self._engine.skipped_steps = state["skipped"]
+        if hasattr(wrapper, "fp32_partitioned_groups_flat"):
+            wrapper.checkpoint_event_prologue()
+            for index in range(len(wrapper.fp16_groups)):
+                wrapper._reassign_or_swap_out_partitioned_parameters(index)
+            wrapper.checkpoint_event_epilogue()
+        else:
+            wrapper.update_lp_params()
+
+    def _make_state(self, saved: Mapping[str, Any]) -> None:
+        """Have the optimizer's state, which it makes in its first step, as a checkpoint has it."""
+        state = self._engine.optimizer.optimizer.state
+        for each in self._fragments():
+            own, prefix = state[each.master], f"optimizer.state.{each.name}."
+            for key in (name.removeprefix(prefix) for name in saved if name.startswith(prefix)):
+                stored = saved[prefix + key]
+                if key in own or "." in key:
+                    continue
+                if getattr(stored, "size", None) == self._shapes[each.name]:
+                    own[key] = torch.zeros_like(each.master, dtype=stored.properties.dtype, requires_grad=False)
+                else:
+                    own[key] = torch.zeros(()) if hasattr(stored, "properties") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A stretch of a parameter's values, from `start` on, and where it lies in flat 32-bit weights."""
+
+    name: str
+    start: int
+    length: int
+    master: Tensor
+    at: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This stretch of the weights, or of state beside them."""
+        return flat.detach().view(-1).narrow(0, self.at, self.length)
+
+
+def lend_shapes(model: Model, slices: Slices, device: torch.device) -> None:
+    """Give each parameter without values one, which it has everywhere: what looks at shapes finds them."""
+
+    def lent(parameter: nn.Parameter) -> nn.Parameter:
+        if parameter not in slices or (not parameter.requires_grad and hasattr(parameter, "quant_state")):
+            return parameter
+        value = torch.zeros(1, dtype=parameter.dtype, device=device).expand(parameter.shape)
+        made = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        slices.follow(parameter, made)
+        return made
+
+    replaced(model, lent)
+    for module in model.modules():
+        for name, each in module._buffers.items():
+            if each is not None:
+                module._buffers[name] = each.to(device)
+
+
+@torch.no_grad()
+def partition(model: Model, init: Any, config: Mapping[str, Any], dtype: str, device: torch.device) -> None:
+    """Divide a model's parameters, one module after the other: each is whole on the device for that moment alone.
+
+    init: DeepSpeed's class. dtype: of the computation, and so of the parameters.
+    """
+    for module in reversed(list(model.modules())):  # what is inside a module before itself
+        mine = {name: each for name, each in module._parameters.items() if each is not None}
+        for name, each in mine.items():
+            if hasattr(each, "ds_id"):  # it is tied, and divided already
+                continue
+            if model.slices is not None and each in model.slices:
+                whole = gathered(model.slices.take(each), device.type)
+                if is_quantized(module):
+                    module._parameters[name] = packed_parameter(module, quantize_later(module, whole, device))
+                    continue
+                each.data = whole
+            each.data = each.data.to(device, DTYPES[dtype] if each.is_floating_point() else None)
+        if mine:
+            init(module=module, config_dict_or_path=config)
 
 
 def engine_config(settings: Settings, model: Model, world: World) -> dict[str, Any]:
