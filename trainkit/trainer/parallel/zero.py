@@ -47,9 +47,10 @@ class Zero(Strategy):
     def __init__(self, model: Model, settings: Settings, world: World, device: torch.device) -> None:
         deepspeed = import_deepspeed(device, settings.recipe.logging.level)
         config = engine_config(settings, model, world)
-        if model.slices is not None:
+        if model.slices is None:
+            model.to(device)
+        else:
             lend_shapes(model, model.slices, device)
-        model.to(device)
         # The one that the recipe names, offloaded or not, and not DeepSpeed's: a name means one thing under every
         # strategy. Built before the engine, because it looks at whole parameters.
         optimizer = build_optimizer(model, settings.recipe.optimizer)
@@ -275,10 +276,16 @@ class Fragment:
 
 
 def lend_shapes(model: Model, slices: Slices, device: torch.device) -> None:
-    """Give each parameter without values one, which it has everywhere: what looks at shapes finds them."""
+    """Give each parameter without values one, which it has everywhere: what looks at shapes finds them.
+
+    The rest of the model goes to the device. Weights that will be quantised stay as they are.
+    """
 
     def lent(parameter: nn.Parameter) -> nn.Parameter:
-        if parameter not in slices or (not parameter.requires_grad and hasattr(parameter, "quant_state")):
+        if parameter not in slices:
+            parameter.data = parameter.data.to(device)
+            return parameter
+        if hasattr(parameter, "quant_state"):
             return parameter
         value = torch.zeros(1, dtype=parameter.dtype, device=device).expand(parameter.shape)
         made = nn.Parameter(value, requires_grad=parameter.requires_grad)
