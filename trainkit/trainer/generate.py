@@ -22,7 +22,8 @@ from trainkit.errors import MachineError, TrainingError, first_line
 from trainkit.files import read_json
 from trainkit.hub.cache import public_name
 from trainkit.recipe.schema import GptModel, HfModel
-from trainkit.trainer.checkpoint.export import CONFIG, WEIGHTS, label_names, name_labels, trained_model, weights_format
+from trainkit.trainer.checkpoint.export import CONFIG, label_names, name_labels, trained_model, weights_format
+from trainkit.trainer.checkpoint.shards import WEIGHTS, weight_files
 from trainkit.trainer.models.adapters import merge_adapters
 from trainkit.trainer.models.base import cast_weights
 from trainkit.trainer.models.gpt import Gpt
@@ -348,7 +349,8 @@ def open_folder(folder: Path, device: torch.device) -> Answerer:
     try:
         if is_own:
             inner = Gpt(GptModel.model_validate(config["model"]), int(config["sequence_length"]))
-            inner.load_state_dict(load_file(folder / WEIGHTS))
+            files = {*(weight_files(folder) or {WEIGHTS: folder / WEIGHTS}).values()}
+            inner.load_state_dict({name: each for file in files for name, each in load_file(file).items()})
         else:
             import transformers
 

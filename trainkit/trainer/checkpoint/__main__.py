@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--destination", type=Path, required=True, help="folder to create; it must not exist")
     parser.add_argument("--adapter", action="store_true", help="export only the adapters, in peft's format")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="", help="default: that of the base model")
+    parser.add_argument("--shard-bytes", type=int, help="most of the weights in a file; default: 5 GB")
     parser.add_argument("--for-hub", action="store_true", help="without paths of this machine")
     parser.add_argument("--trust-code", action="store_true", help="import and run the model code that the run names")
     parser.add_argument("--tied", action="store_true", help="end when standard input closes")
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from safetensors import SafetensorError
 
         from trainkit.trainer.checkpoint.export import export, export_adapters
+        from trainkit.trainer.checkpoint.shards import SHARD_BYTES
     except ModuleNotFoundError as error:
         what = f"the module {error.name} is not installed, which reads the checkpoint"
         missing = MachineError(what, hint=install(sys.executable, str(error.name).partition(".")[0]))
@@ -43,9 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(missing.exit_code)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on an incomplete export is removed
     try:
-        write = export_adapters if given.adapter else export
         options = {"trusted": given.trust_code, "for_hub": given.for_hub, "dtype": given.dtype}
-        write(given.checkpoint, given.destination, **options)
+        if given.adapter:
+            export_adapters(given.checkpoint, given.destination, **options)
+        else:
+            size = given.shard_bytes or SHARD_BYTES
+            export(given.checkpoint, given.destination, shard_bytes=size, **options)
     except TrainkitError as error:
         sys.stderr.write(one_line_each(error))
         return int(error.exit_code)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
@@ -33,10 +30,18 @@ from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.trainer.checkpoint.card import card
 from trainkit.trainer.checkpoint.gpt2 import byte_tokenizer, gpt2_config, gpt2_weights
 from trainkit.trainer.checkpoint.manifest import as_decided, read_manifest, reason, refuse_damaged, refuse_other_base
+from trainkit.trainer.checkpoint.reading import (
+    HeldWeights,
+    MergedWeights,
+    Weights,
+    saved_weights,
+)
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
+from trainkit.trainer.checkpoint.shards import SHARD_BYTES, Shards
 from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.models import MODELS, skeleton
 from trainkit.trainer.models.adapters import (
+    OWN,
     add_adapters,
     base_fingerprint,
     kept_tensors,
@@ -44,55 +49,123 @@ from trainkit.trainer.models.adapters import (
     write_adapters,
 )
 from trainkit.trainer.models.base import Model, cast_weights
-from trainkit.trainer.models.quantized import dequantize
+from trainkit.trainer.models.folder import FolderWeights, Tensors, folder_form, saved_once
+from trainkit.trainer.models.quantized import dequantize, quantize_without_weights
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet
-from trainkit.trainer.parallel.swapping import FOLDER, swapped_weights
-from trainkit.trainer.parallel.zero import TAG, import_deepspeed
 from trainkit.trainer.prompts import chosen_template, encoder_of, is_of_bytes, stop_ids, tokenizer_folder
 from trainkit.trainer.randomness import seed_generators
 from trainkit.trainer.settings import World, read_settings
 
-WEIGHTS, CONFIG, CARD, GENERATION = "model.safetensors", "config.json", "README.md", "generation_config.json"
+CONFIG, CARD, GENERATION = "config.json", "README.md", "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 _FOLDERS = ("model.path", "data.tokenizer", "data.chat_template")  # that an export reads
-MASTER = "single_partition_of_fp32_groups"  # DeepSpeed's 32-bit weights at stages 1 and 2
-_SHARD = re.compile(r"zero_pp_rank_(\d+)_")  # DeepSpeed's file of a rank
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained model without adapters. weights: gives its values, adapters merged in; None if the model has them."""
+
+    model: Model
+    weights: Weights | None
+    recipe: Recipe
+    manifest: Mapping[str, Any]
+
+    @property
+    def inner(self) -> Any:
+        """The model with its own parameter names, without those of our wrapper."""
+        return getattr(self.model, "inner", self.model)
+
+
 def export(
-    checkpoint: Path, destination: Path, *, trusted: bool = False, for_hub: bool = False, dtype: str = ""
+    checkpoint: Path,
+    destination: Path,
+    *,
+    trusted: bool = False,
+    for_hub: bool = False,
+    dtype: str = "",
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder with weights, settings, tokenizer and model card; it appears complete or not at all.
 
-    trusted: run the model code that the run names. dtype: fp32, bf16 or fp16; by default that of the base model.
-    for_hub: without paths of this machine.
+    Weights pass through memory one tensor, or one layer with adapters, at a time. trusted: run the model code that the
+    run names. dtype: fp32, bf16 or fp16; by default that of the base model. for_hub: without paths of this machine.
+    shard_bytes: most of the weights in a file.
     """
-    model, recipe, manifest = trained_model(checkpoint, trusted=trusted)
-    if recipe.peft.kind == "lora":
-        merge_adapters(model)
-    dtype = dtype or weights_format(recipe)
-    if bits := quantized_bits(recipe):
-        what = f"the base model was quantised to {bits} bits: its weights are written dequantised, in {dtype}"
-        sys.stderr.write(f"note: {what}, with the adapters merged in\n")
-    inner: Any = getattr(model, "inner", model)  # with its own parameter names, without those of our wrapper
-    cast_weights(inner, DTYPES[dtype])
-    with _whole(destination) as folder:
-        if isinstance(recipe.model, HfModel):  # weights and config.json for `from_pretrained`
-            if recipe.model.task == "sequence_classification":
-                name_labels(inner.config, label_names(recipe, manifest))
-            if recipe.model.task == "seq2seq_lm" and inner.generation_config.decoder_start_token_id is None:
-                inner.generation_config.decoder_start_token_id = inner.config.decoder_start_token_id
-            own = Path(recipe.model.path or "") / GENERATION
-            if has_own := recipe.model.path is not None and own.is_file():
-                inner.generation_config = type(inner.generation_config)()  # else some that are in use are refused
-            inner.save_pretrained(folder)
-            if has_own:
-                shutil.copyfile(own, folder / GENERATION)
-        else:
-            _write_native(inner, recipe, manifest, folder)
-        _complete(folder, recipe, manifest, checkpoint, for_hub=for_hub)
+    with _opened(checkpoint, trusted=trusted) as trained:
+        recipe = trained.recipe
+        dtype = dtype or weights_format(recipe)
+        if bits := quantized_bits(recipe):
+            what = f"the base model was quantised to {bits} bits: its weights are written dequantised, in {dtype}"
+            sys.stderr.write(f"note: {what}, with the adapters merged in\n")
+        cast_weights(trained.inner, DTYPES[dtype])
+        with _whole(destination) as folder:
+            if isinstance(recipe.model, HfModel):
+                form = _transformer_form(trained, recipe.model, folder)
+            else:
+                form = _native_form(trained, folder)
+            _write_weights(trained, form, folder, (checkpoint, DTYPES[dtype], shard_bytes))
+            _complete(folder, recipe, trained.manifest, checkpoint, for_hub=for_hub)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a model's tensors are written. names: with the other names of each; groups: what is converted together."""
+
+    names: Mapping[str, Sequence[str]]
+    groups: Sequence[Sequence[str]]
+    convert: Callable[[Tensors], Tensors]
+    metadata: Mapping[str, str]
+
+
+def _on_meta(inner: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
+    return {name: each.to("meta") for name, each in inner.state_dict().items() if name in names}
+
+
+def _write_weights(trained: Trained, form: Form, folder: Path, asked: tuple[Path, torch.dtype, int]) -> None:
+    """Read, convert and write the weights, a group at a time. asked: checkpoint, format, and most bytes of a file."""
+    checkpoint, dtype, shard_bytes = asked
+    weights = trained.weights or HeldWeights(trained.model.state_dict())
+    prefix = "" if trained.inner is trained.model else OWN
+    shapes = _on_meta(trained.inner, form.names)
+    sources = {}
+    for name, others in form.names.items():
+        held = (prefix + each for each in (name, *others))
+        sources[name] = next((each for each in held if each in weights.names), None)
+    with _blaming(checkpoint):
+        if lacking := sorted(name for name, source in sources.items() if source is None):
+            raise ValueError(f"it lacks {', '.join(lacking[:3])}")
+    announced: dict[str, Tensor] = {}
+    for group in form.groups:
+        announced.update(form.convert({name: shapes[name] for name in group}))
+    shards = Shards(folder, announced, shard_bytes, form.metadata)
+    for group in form.groups:
+        with _blaming(checkpoint):
+            values = {name: weights.read(str(sources[name]), dtype) for name in group}
+            if other := [name for name, each in values.items() if each.shape != shapes[name].shape]:
+                raise ValueError(f"its {other[0]} is of another size than {tuple(shapes[other[0]].shape)}")
+        for name, tensor in form.convert(values).items():
+            shards.write(name, tensor)
+        del values
+    shards.finish()
+
+
+def _transformer_form(trained: Trained, asked: HfModel, folder: Path) -> Form:
+    """As `save_pretrained`, which here writes all but the weights, for `from_pretrained`."""
+    inner = trained.inner
+    if asked.task == "sequence_classification":
+        name_labels(inner.config, label_names(trained.recipe, trained.manifest))
+    if asked.task == "seq2seq_lm" and inner.generation_config.decoder_start_token_id is None:
+        inner.generation_config.decoder_start_token_id = inner.config.decoder_start_token_id
+    own = Path(asked.path or "") / GENERATION
+    if has_own := asked.path is not None and own.is_file() and inner.can_generate():
+        inner.generation_config = type(inner.generation_config)()  # else some that are in use are refused
+    inner.save_pretrained(folder, state_dict={})
+    if has_own:
+        shutil.copyfile(own, folder / GENERATION)
+    names = saved_once(inner)
+    return Form(names, *folder_form(inner, _on_meta(inner, names)), {"format": "pt"})
 
 
 def export_adapters(
@@ -145,29 +218,24 @@ def name_labels(config: Any, names: Sequence[str]) -> None:
         config.label2id = {name: number for number, name in enumerate(names)}
 
 
-def _write_native(inner: Any, recipe: Recipe, manifest: Mapping[str, Any], folder: Path) -> None:
+def _native_form(trained: Trained, folder: Path) -> Form:
     """A model that is none of transformers': the native GPT as GPT-2, others in a format of our own."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in inner.state_dict().items():
-        # Tied weights share memory, and safetensors does not allow tensors that overlap.
-        memory = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
-        seen.add(memory)
-    model = recipe.model
+    recipe, model = trained.recipe, trained.recipe.model
+    state = trained.inner.state_dict()
+    names, groups = dict.fromkeys(state, ()), [[name] for name in state]
+    metadata = {"format": "pt", "step": str(trained.manifest["step"])}
     if isinstance(model, GptModel) and not model.moe.experts:
-        tensors, context = gpt2_weights(tensors), sample_length(recipe)
-        end = _end_of_text(recipe)
-        dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        context, end = sample_length(recipe), _end_of_text(recipe)
+        dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
         write_json(folder / CONFIG, gpt2_config(model, context, dtype, end))
         # It has no places beyond these, and fails there.
         write_json(folder / GENERATION, {"max_length": context} | ({} if end is None else {"eos_token_id": end}))
-    else:
-        _write_config(recipe, manifest, folder)
-        if isinstance(model, GptModel):
-            what = "transformers has no class for a native GPT with experts: it is written in trainkit's own format"
-            sys.stderr.write(f"note: {what}, which `trainkit generate` reads\n")
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "step": str(manifest["step"])})
+        return Form(names, groups, gpt2_weights, metadata)
+    _write_config(recipe, trained.manifest, folder)
+    if isinstance(model, GptModel):
+        what = "transformers has no class for a native GPT with experts: it is written in trainkit's own format"
+        sys.stderr.write(f"note: {what}, which `trainkit generate` reads\n")
+    return Form(names, groups, lambda tensors: tensors, metadata)
 
 
 def _end_of_text(recipe: Recipe) -> int | None:
@@ -244,6 +312,12 @@ def trained_model(
 
     base: False to leave out the base weights of adapters: they are then neither read nor kept in memory.
     """
+    recipe, manifest = _checked(checkpoint, trusted=trusted)
+    return _in_memory(checkpoint, recipe, manifest, base=base), recipe, manifest
+
+
+def _checked(checkpoint: Path, *, trusted: bool) -> tuple[Recipe, dict[str, Any]]:
+    """A checkpoint's recipe and manifest. TrainingError if it is damaged, or needs code that is not trusted."""
     manifest = read_manifest(checkpoint)
     recipe = as_decided(_recipe(checkpoint, manifest), manifest)
     if isinstance(recipe.model, TargetModel) and not trusted:  # `os:system` is one too
@@ -252,6 +326,74 @@ def trained_model(
             hint="--trust-code imports and runs that code: use it only if you trust the author of the run directory",
         )
     refuse_damaged(checkpoint, manifest, World())
+    return recipe, manifest
+
+
+@contextlib.contextmanager
+def _opened(checkpoint: Path, *, trusted: bool) -> Iterator[Trained]:
+    """The model of a checkpoint with what gives its values. TrainingError if it is damaged."""
+    recipe, manifest = _checked(checkpoint, trusted=trusted)
+    ranks, asked = manifest["world_size"], recipe.model
+    with contextlib.ExitStack() as stack:
+        if recipe.peft.kind != "lora" and not isinstance(asked, TargetModel):
+            with _blaming(checkpoint):
+                saved = saved_weights(checkpoint, ranks)
+            model = skeleton(recipe)
+            if isinstance(asked, HfModel) and asked.path is not None and (base := _base(model, asked.path)):
+                base.__exit__()  # asked for the form of its files alone
+            yield Trained(model, saved, recipe, manifest)
+            return
+        if recipe.peft.kind == "lora" and isinstance(asked, HfModel) and asked.path is not None:
+            model = skeleton(recipe)
+            if (base := _base(model, asked.path)) and _is_in(base, model):
+                stack.enter_context(base)
+                sized = skeleton(recipe)
+                if asked.quantize.bits:
+                    quantize_without_weights(sized, asked)
+                refuse_other_base(checkpoint, manifest, base_fingerprint(sized, base.read))
+                with _blaming(checkpoint):
+                    merged = MergedWeights(model, recipe, base, saved_weights(checkpoint, ranks))
+                yield Trained(model, merged, recipe, manifest)
+                return
+        # The base of adapters is drawn anew from the seed, all at once; a user's own class may do anything.
+        model = _in_memory(checkpoint, recipe, manifest, base=True)
+        merge_adapters(model)
+        yield Trained(model, None, recipe, manifest)
+
+
+def _base(model: Model, folder: str) -> FolderWeights | None:
+    """The weights of a folder, if transformers reads them one at a time."""
+    try:
+        return FolderWeights(model, Path(folder))
+    except ImportError:
+        return None
+
+
+def _is_in(base: FolderWeights, model: Model) -> bool:
+    """Whether a folder holds all of a model but for its head, which is trained: what it lacks has been drawn."""
+    head, inner = set(model.head()), cast("nn.Module", model.inner)
+    tensors: dict[str, Tensor] = dict(inner.named_parameters(remove_duplicate=False))
+    kept = [(name, *others) for name, others in saved_once(inner).items() if name in tensors]
+    return all(tensors[names[0]] in head or any(OWN + name in base.names for name in names) for names in kept)
+
+
+@contextlib.contextmanager
+def _blaming(checkpoint: Path) -> Iterator[None]:
+    """In this context whatever is raised over a checkpoint's content becomes a TrainingError that names it."""
+    try:
+        yield
+    except TrainkitError:
+        raise
+    # torch and DeepSpeed raise any exception for files that they did not write
+    except (Exception, CheckpointException) as error:
+        if not (checkpoint / MANIFEST).exists():  # renamed by a run in progress, which keeps the newest
+            what = f"{checkpoint} was removed while it was read: its run goes on, and has newer ones"
+            raise TrainingError(what, hint="try again; checkpoint.keep keeps more of them") from error
+        raise TrainingError(f"{checkpoint} does not contain the weights of its run's model: {reason(error)}") from error
+
+
+def _in_memory(checkpoint: Path, recipe: Recipe, manifest: Mapping[str, Any], *, base: bool) -> Model:
+    """The model with its weights and adapters. base: as for :func:`trained_model`."""
     # A user's own class may do anything with its weights, so that they must exist.
     if base or isinstance(recipe.model, TargetModel):
         seed_generators(recipe.train.seed)  # the base weights of adapters are drawn from the seed
@@ -267,17 +409,9 @@ def trained_model(
             refuse_other_base(checkpoint, manifest, base_fingerprint(model))
             dequantize(model)
         add_adapters(model, recipe.peft)
-    try:
+    with _blaming(checkpoint):
         load_weights(model, checkpoint, manifest["world_size"], adapts=recipe.peft.kind == "lora", base=base)
-    except TrainkitError:
-        raise
-    # torch and DeepSpeed raise any exception for files that they did not write
-    except (Exception, CheckpointException) as error:
-        if not (checkpoint / MANIFEST).exists():  # renamed by a run in progress, which keeps the newest
-            what = f"{checkpoint} was removed while it was read: its run goes on, and has newer ones"
-            raise TrainingError(what, hint="try again; checkpoint.keep keeps more of them") from error
-        raise TrainingError(f"{checkpoint} does not contain the weights of its run's model: {reason(error)}") from error
-    return model, recipe, manifest
+    return model
 
 
 def _recipe(checkpoint: Path, manifest: Mapping[str, Any]) -> Recipe:
@@ -314,43 +448,8 @@ def load_weights(model: nn.Module, checkpoint: Path, ranks: int, *, adapts: bool
             }
             state_dict_loader.load({"model": weights}, storage_reader=reader)
     else:
-        import_deepspeed(torch.device("cpu"), "warning")
-        with only_data():
-            swapped = (checkpoint / FOLDER).is_dir()
-            weights = swapped_weights(checkpoint, ranks) if swapped else dict(zero_weights(checkpoint))
+        given = saved_weights(checkpoint, ranks)
+        weights = {name: given.read(name, torch.float32) for name in given.names}
     if lacking := least.keys() - weights.keys():
         raise ValueError(f"it lacks {', '.join(sorted(lacking)[:3])}")
     model.load_state_dict(weights, strict=not adapts, assign=not base)
-
-
-def zero_weights(checkpoint: Path) -> Mapping[str, Tensor]:
-    """Every parameter and buffer by its name, in 32 bits, assembled from DeepSpeed's own files."""
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_model_state_files
-
-    # Memory-mapped: the optimizer state in the same files is several times larger than the weights, and is not needed.
-    read = partial(torch.load, map_location="cpu", mmap=True, weights_only=True)
-    numbered = ((_SHARD.search(path.name), path) for path in (checkpoint / TAG).glob("*_optim_states.pt"))
-    shards = sorted((int(number[1]), path) for number, path in numbered if number)  # by rank
-    saved = [read(path)["optimizer_state_dict"] for _, path in shards]
-    module = read(get_model_state_files(str(checkpoint / TAG))[0])
-    if all("zero_stage" not in state for state in saved):
-        return {**module["module"], **_joined(saved, module)}
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG)
-    # At stage 1, DeepSpeed (engine.py, save_frozen_param) keeps frozen parameters only in the full module's state.
-    return {**module["module"], **weights} if saved[0]["zero_stage"] == 1 else weights
-
-
-def _joined(saved: list[Mapping[str, Any]], module: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Weights of ZeRO stage 1 in bf16, which uses another optimizer class: DeepSpeed's own reader refuses that."""
-    # runtime/bf16_optimizer.py, state_dict: each rank has a slice of each flat group of parameters, which follow one
-    # another in the order of `param_shapes`.
-    weights: dict[str, Tensor] = {}
-    for group, shapes in enumerate(module["param_shapes"]):
-        flat, offset = torch.cat([state[MASTER][group] for state in saved]), 0
-        for name, shape in shapes.items():
-            weights[name] = flat.narrow(0, offset, shape.numel()).view(shape)
-            offset += shape.numel()
-    for twin, name in module["shared_params"].items():
-        weights[twin] = weights[name]
-    return weights

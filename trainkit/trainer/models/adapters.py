@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,15 +92,21 @@ def linear_layers(model: Model) -> list[str]:
 
 def merge_adapters(model: nn.Module) -> None:
     """Merge the adapters into their weights, and remove them."""
+    for module in taken_out(model).values():
+        module.merge()
+
+
+def taken_out(model: nn.Module) -> dict[str, Any]:
+    """The layers with adapters, by name, in whose place the model then has the layers without."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    adapted: Any = [each for each in model.named_modules() if isinstance(each[1], BaseTunerLayer)]
-    for name, module in adapted:
-        module.merge()
+    adapted: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, BaseTunerLayer)}
+    for name, module in adapted.items():
         model.set_submodule(name, module.get_base_layer())
+    return adapted
 
 
-_PREFIX, _OWN = "base_model.model.", "inner."  # peft's prefix for the model, and ours for a wrapped one
+_PREFIX, OWN = "base_model.model.", "inner."  # peft's prefix for the model, and ours for a wrapped one
 # peft has no class for masked models
 _TASKS = {"causal_lm": "CAUSAL_LM", "seq2seq_lm": "SEQ_2_SEQ_LM", "sequence_classification": "SEQ_CLS"}
 
@@ -131,8 +137,8 @@ def write_adapters(model: Model, recipe: Recipe, folder: Path, step: int, dtype:
         # By its public name on the Hub.
         config.base_model_name_or_path, config.revision = name_of(base or "") or (base, None)
         config.task_type = _TASKS.get(asked.task)
-    config.target_modules = sorted(name.removeprefix(_OWN) for name in config.target_modules)
-    config.exclude_modules = sorted(name.removeprefix(_OWN) for name in config.exclude_modules or ()) or None
+    config.target_modules = sorted(name.removeprefix(OWN) for name in config.target_modules)
+    config.exclude_modules = sorted(name.removeprefix(OWN) for name in config.exclude_modules or ()) or None
     config.modules_to_save = sorted({name.partition(".")[0] for name in _head(model)}) or None
     config.inference_mode = True
     config.save_pretrained(str(folder))
@@ -174,11 +180,12 @@ def fingerprint(settings: Peft) -> str:
 SAMPLED = 64  # number of values per tensor in a base model's fingerprint
 
 
-def base_fingerprint(model: Model) -> str:
+def base_fingerprint(model: Model, read: Callable[[str], Tensor] | None = None) -> str:
     """SHA-256 of a base model for adapters: names, sizes and some values of its weights.
 
     Not of a classifier's head, which trains. Other values are another model of the same sizes; quantised weights are
-    known by name and size alone, for a GPU rounds a few of them otherwise than a CPU.
+    known by name and size alone, for a GPU rounds a few of them otherwise than a CPU. read: gives the values by name of
+    a model on the meta device.
     """
     found, head = hashlib.sha256(), set(model.head())
     for name, each in model.named_parameters():
@@ -186,10 +193,12 @@ def base_fingerprint(model: Model) -> str:
             continue
         found.update(f"{name} {tuple(each.shape)}\n".encode())
         if each.is_floating_point():
+            if read is not None:
+                held = read(name)
+            else:
+                held = model.slices.look(each) if model.slices and each in model.slices else each
             # in 16 bits, to which both formats of precision.weights round alike
-            values = sampled(
-                model.slices.look(each) if model.slices and each in model.slices else each.detach(), SAMPLED
-            )
+            values = sampled(held.detach(), SAMPLED)
             found.update(values.to(torch.bfloat16).float().cpu().numpy().tobytes())
     return found.hexdigest()
 
@@ -213,12 +222,12 @@ def adapter_tensors(model: Model) -> dict[str, Tensor]:
 
     # The default, "auto", asks the Hub whether the vocabulary has grown (peft, utils/save_and_load.py).
     named: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {**{name.removeprefix(_OWN): tensor for name, tensor in named.items()}, **_head(model)}
+    return {**{name.removeprefix(OWN): tensor for name, tensor in named.items()}, **_head(model)}
 
 
 def _head(model: Model) -> dict[str, Tensor]:
     head = set(model.head())
-    return {name.removeprefix(_OWN): each.detach() for name, each in model.named_parameters() if each in head}
+    return {name.removeprefix(OWN): each.detach() for name, each in model.named_parameters() if each in head}
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

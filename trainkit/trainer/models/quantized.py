@@ -5,6 +5,7 @@ Embeddings, norms, the output layer and a classifier's head stay as they are.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 from collections.abc import Iterator
@@ -241,6 +242,14 @@ def dequantize(inner: nn.Module) -> None:
     quantized: Any = [each for each in inner.named_modules() if is_quantized(each[1])]
     for name, layer in quantized:
         inner.set_submodule(name, _dequantized(layer))
+
+
+def rounded_weight(layer: nn.Module, weight: Tensor, asked: Quantize) -> Tensor:
+    """What quantisation leaves of the weight of a linear layer, in 32 bits. layer: of its kind, on the meta device."""
+    made = copy.deepcopy(layer)
+    made.weight, made.bias = nn.Parameter(weight, requires_grad=False), None  # type: ignore[assignment]
+    _quiet()
+    return cast("Tensor", _dequantized(_quantized(made, asked).to("cpu")).weight).detach()
 
 
 def is_quantized(module: nn.Module) -> bool:
