@@ -86,9 +86,7 @@ def found_start(layered: Layered, machine: Machine) -> int:
     return found.start[1]
 
 
-def test_the_slices_of_all_ranks_are_in_the_machines_memory_at_first(
-    layered: Layered, machine: Machine
-) -> None:
+def test_the_slices_of_all_ranks_are_in_the_machines_memory_at_first(layered: Layered, machine: Machine) -> None:
     (found,) = [
         each for each in about_memory(planned(layered, machine(8), "fsdp", HUGE)) if "at its start" in each.what
     ]
