@@ -377,7 +377,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         "checkpoint.asynchronous: true",
         "a checkpoint holds training up for a copy, not for the disk",
         "a copy of this rank's weights and optimizer state in host memory while it is written",
-        "checkpoints are large or the disk is slow; not with ZeRO",
+        "checkpoints are large or the disk is slow",
     ),
 )
 
