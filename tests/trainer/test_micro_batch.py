@@ -176,9 +176,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, above
             raise error
         return really(self, *given, **named)
 
-    def count(settings: Settings) -> Any:
+    def count(settings: Settings, *more: Any) -> Any:
         drawn[0] += 1
-        return draw(settings)
+        return draw(settings, *more)
 
     monkeypatch.setattr(Gpt, "forward", forward)
     monkeypatch.setattr(kind, name, fail)
