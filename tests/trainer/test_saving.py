@@ -133,8 +133,8 @@ def test_a_request_to_save_that_comes_while_the_trainer_starts_waits_for_the_fir
 
 @pytest.fixture
 def parts(make_settings: MakeSettings) -> Parts:
-    """Of a run that saves after every step."""
-    return parts_of(make_settings(**EVERY_STEP))
+    """Of a run that saves after every step, while training waits."""
+    return parts_of(make_settings(checkpoint={**EVERY_STEP["checkpoint"], "asynchronous": False}))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -396,8 +396,8 @@ def _drawn(maker: Any, asked: HfModel, config: Any, attention: str | None, start
             divide(model, start.mesh)
         give_memory(model, "cpu" if asked.quantize.bits or start.mesh else start.device)
         buffers = {name: (each, each._version) for name, each in model.named_buffers()}
-        done = draw_by_name(model, start.seed)
-        model.initialize_weights()
+        with drawing_by_name(model, start.seed) as done:
+            model.initialize_weights()
         missed: dict[str, Tensor] = {name: each for name, each in model.named_parameters() if each not in done}
         missed |= {name: each for name, (each, version) in buffers.items() if each._version == version}
         if missed:  # what a model's own code sets as it is built, and its library does not draw
@@ -410,10 +410,11 @@ def _drawn(maker: Any, asked: HfModel, config: Any, attention: str | None, start
     return model
 
 
-def draw_by_name(inner: Any, seed: int) -> set[nn.Parameter]:
-    """Have transformers draw the weights of each module by a generator of its own, whole, and keep this rank's part.
+@contextmanager
+def drawing_by_name(inner: Any, seed: int) -> Iterator[set[nn.Parameter]]:
+    """In this context transformers draws each module's weights by a generator of its own, and a rank keeps its part.
 
-    Returns a set to which they are added as they are drawn.
+    Yields a set to which they are added as they are drawn.
     """
     from transformers import PreTrainedModel
 
@@ -426,10 +427,14 @@ def draw_by_name(inner: Any, seed: int) -> set[nn.Parameter]:
             initialize(module)
         done.update(those)
 
-    for module in inner.modules():
-        if isinstance(module, PreTrainedModel):
-            module._init_weights = partial(by_name, module._init_weights)
-    return done
+    models = [module for module in inner.modules() if isinstance(module, PreTrainedModel)]
+    for module in models:
+        module._init_weights = partial(by_name, module._init_weights)
+    try:
+        yield done
+    finally:
+        for module in models:
+            del module._init_weights
 
 
 @contextmanager
@@ -443,7 +448,7 @@ def filled_by_tensor(seed: int, mesh: DeviceMesh | None) -> Iterator[None]:
     original = PreTrainedModel.__dict__["_load_pretrained_model"]
 
     def load(model: Any, *given: Any, **more: Any) -> Any:
-        draw_by_name(model, seed)
+        stack.enter_context(drawing_by_name(model, seed))
         if mesh is not None:
             # Read tensors have slices where the model's parameters do (transformers: DtensorShardOperation).
             divide(model, mesh)
@@ -451,7 +456,8 @@ def filled_by_tensor(seed: int, mesh: DeviceMesh | None) -> Iterator[None]:
 
     PreTrainedModel._load_pretrained_model = staticmethod(load)
     try:
-        yield
+        with ExitStack() as stack:  # what is missing is drawn after what is there was read
+            yield
     finally:
         PreTrainedModel._load_pretrained_model = original
 
