@@ -129,6 +129,15 @@ DETAILS: dict[str, dict[str, Any]] = {
     f"python {GLUE} --lr_scheduler_type polynomial --lr_scheduler_kwargs '{{\"lr_end\": 1e-5, \"power\": 2}}'": {
         "schedule.name": None, "program.args.lr_scheduler_type": "polynomial",
     },
+    f"python {GLUE} --lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs "
+    "'{\"num_decay_steps\": 30, \"decay_type\": \"1-sqrt\"}'": {
+        "schedule.name": "wsd", "schedule.decay_steps": 30, "schedule.decay_type": "sqrt", "schedule.min_lr_ratio": 0.0,
+        "program.args.lr_scheduler_kwargs": None,
+    },
+    f"python {GLUE} --lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs "
+    "'{\"num_decay_steps\": 30, \"num_stable_steps\": 5}'": {
+        "schedule.name": None, "program.args.lr_scheduler_type": "warmup_stable_decay",
+    },
     f"python {GLUE} --save_strategy best --metric_for_best_model eval_loss --eval_strategy steps --eval_steps 5": {
         "checkpoint.keep_best": True, "program.args.metric_for_best_model": None,
     },

@@ -40,6 +40,7 @@ GLUE = "program: {kind: hf, script: run_glue.py, args: {do_train: true, note: $H
 CPU = "devices: {type: cpu, select: none}\n"
 # What no shipped recipe says, and a format can carry.
 OWN: dict[str, str] = {
+    "a decay at the end": GLUE + "schedule: {name: wsd, decay_steps: 20, decay_type: sqrt, warmup_steps: 5}\n",
     "cosine down to a share": GLUE + "optimizer: {lr: 3.0e-4}\nschedule: {name: cosine, min_lr_ratio: 0.07}\n",
     "line down to a share": GLUE + "optimizer: {lr: 3.0e-4}\nschedule: {name: linear, min_lr_ratio: 0.07}\n",
     "sgd": GLUE + "optimizer: {name: sgd, beta1: 0.8, args: {nesterov: true}}\n",

@@ -81,7 +81,7 @@ USES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "log_level_replica": (("--log_level_replica", "error"), {"logging.replica_level": "error"}),
     "log_on_each_node": (("--log_on_each_node", "false"), {"logging.each_node": False}),
     "logging_steps": (("--logging_steps", "2"), {"logging.every_steps": 2}),
-    "lr_scheduler_type": (("--lr_scheduler_type", "linear"), {"schedule.name": "linear"}),
+    "lr_scheduler_type": (("--lr_scheduler_type", "warmup_stable_decay"), {"schedule.name": "wsd"}),
     "max_grad_norm": (("--max_grad_norm", "0.5"), {"optimizer.lr": None, "train.max_grad_norm": 0.5}),
     "max_steps": (("--max_steps", "9"), {"train.steps": 9}),
     "nproc_per_node": (("strategy.kind=ddp", "--nproc-per-node", "2"), {"nodes.processes_per_node": 2}),

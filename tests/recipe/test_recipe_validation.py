@@ -179,6 +179,7 @@ def test_a_wrong_value_is_one_error_at_its_place(refuse: Refuse, line: str, colu
         ("train: {steps: 5}\ndevices: {select: [1, 1]}\n", "r.yaml:2:19", "a GPU twice"),
         ("train: {steps: 5}\ndevices: {type: cuda, select: none}\n", "r.yaml:2:31", "leaves no GPU"),
         ("train: {steps: 5}\nnodes: {processes_per_node: 2}\n", "r.yaml:2:29", "single is one process"),
+        ("train: {steps: 5}\nschedule: {decay_steps: 2}\n", "r.yaml:2:25", "schedule.name cosine has no decay_steps"),
         ("train: {steps: 5}\nenv: {'A=B': x}\n", "r.yaml:2:14", "cannot be the name"),
         ("train: {steps: 5}\nenv: {A: x}\nenv_from: [A]\n", "r.yaml:2:10", "under env and under env_from"),
     ],
@@ -195,6 +196,13 @@ def test_a_warm_up_that_outlasts_the_run_is_a_warning_at_its_place(solve: Solve)
     assert "longer than the whole run" in warning.what
     assert warning.origin is not None
     assert warning.origin.place == "r.yaml:2:26"
+
+
+def test_a_decay_that_does_not_fit_into_the_run_is_a_warning(solve: Solve) -> None:
+    schedule = "schedule: {name: wsd, decay_steps: 4, warmup_steps: 2}\n"
+    (warning,) = solve({"r.yaml": f"train: {{steps: 5}}\n{schedule}"}).warnings
+    assert "take 6 steps, and the whole run has 5" in warning.what
+    assert not solve({"r.yaml": f"train: {{steps: 6}}\n{schedule}"}).warnings
 
 
 def test_a_profile_that_outlasts_the_run_is_a_warning_and_one_that_fits_is_none(solve: Solve) -> None:

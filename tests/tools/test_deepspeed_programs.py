@@ -125,6 +125,7 @@ def test_a_disagreement_between_file_and_recipe_names_both(layered: Layered, mac
         ({"train": {"seed": 5}}, "train.seed", "cannot reach"),
         ({"schedule": {"name": "cosine", "warmup_steps": 2}}, "schedule.name", "needs its length"),
         ({"schedule": {"name": "constant_with_warmup"}}, "schedule.warmup_steps", "warm up"),
+        ({"schedule": {"name": "wsd", "warmup_steps": 2}}, "schedule.name", "cannot be made by DeepSpeed"),
         (
             {"schedule": {"name": "linear", "warmup_steps": 2}, "train": {"steps": 9}},
             "schedule.min_lr_ratio",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from trainkit.machine.facts import Facts
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.build import decide
 from trainkit.recipe.resolved import Resolved
-from trainkit.tools.base.fields import UNSET, Unsupported, setting
+from trainkit.tools.base.fields import UNSET, Unsupported, is_set, setting
 from trainkit.tools.base.launcher_flags import script_flags
 from trainkit.tools.hf import fields as optimizer
 from trainkit.tools.hf.argv_reader import newest
@@ -50,7 +51,9 @@ SECTIONS: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
         "args": st.just({}) | st.just({"nesterov": True, "dampening": 0.5}),
     },
     "schedule": {
-        "name": st.sampled_from(("cosine", "linear", "constant", "constant_with_warmup")),
+        "name": st.sampled_from(("cosine", "linear", "constant", "constant_with_warmup", "wsd")),
+        "decay_steps": STEPS | st.just(0.25),
+        "decay_type": st.sampled_from(("linear", "cosine", "sqrt")),
         "warmup_steps": STEPS,
         "min_lr_ratio": st.sampled_from((0.0, 0.07, 0.5)),
     },
@@ -138,7 +141,13 @@ def test_fields_that_depend_on_one_another_are_read_together(decided: Decided, r
     if isinstance(floor, Mapping):
         read = optimizer.decode_schedule(name, floor, optim.lr)
         assert read["schedule.name"] == schedule.name
-        assert read["schedule.min_lr_ratio"] == pytest.approx(schedule.min_lr_ratio)
+        floor_asked = schedule.min_lr_ratio if is_set(context, "schedule.min_lr_ratio") else 0.0  # Trainer's
+        assert read["schedule.min_lr_ratio"] == pytest.approx(floor_asked)
+        if schedule.name == "wsd":
+            steps = schedule.decay_steps
+            in_steps = steps if steps >= 1 else math.ceil((context.recipe.train.steps or 0) * steps)
+            assert read["schedule.decay_steps"] == in_steps
+            assert read["schedule.decay_type"] == schedule.decay_type
     arguments = BY_NAME["optim_args"].encode(context)
     if isinstance(arguments, str):
         decoded = optimizer.decode_arguments(arguments, optim.name)

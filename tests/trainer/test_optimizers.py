@@ -201,7 +201,7 @@ def test_a_class_that_is_not_there_or_does_not_fit_is_named(model: Gpt, settings
         build_optimizer(model, Optimizer.model_validate(settings))
 
 
-LAST = {"cosine": 0.1, "linear": 0.1, "constant": 1.0, "constant_with_warmup": 1.0}
+LAST = {"cosine": 0.1, "linear": 0.1, "constant": 1.0, "constant_with_warmup": 1.0, "wsd": 0.1}
 
 
 def rates(steps: int = 20, **schedule: object) -> list[float]:
@@ -223,14 +223,48 @@ def test_a_schedule_warms_up_to_the_peak_and_ends_where_it_should(name: str) -> 
 def test_counted_from_zero_a_schedule_is_that_of_transformers(name: str, warmup: int) -> None:
     transformers = pytest.importorskip("transformers")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = transformers.get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=20)
-    expected = []
-    for _ in range(20):
-        expected.append(theirs.get_last_lr()[0])
-        optimizer.step()
-        theirs.step()
+    kind = "warmup_stable_decay" if name == "wsd" else name
+    decay = {"num_decay_steps": 2, "decay_type": "linear"} if name == "wsd" else None  # the defaults of the recipe
+    theirs = transformers.get_scheduler(
+        kind, optimizer, num_warmup_steps=warmup, num_training_steps=20, scheduler_specific_kwargs=decay
+    )
     warming = {} if name == "constant" else {"warmup_steps": warmup}
-    assert rates(name=name, min_lr_ratio=0.0, from_zero=True, **warming) == pytest.approx(expected, abs=1e-12)
+    found = rates(name=name, min_lr_ratio=0.0, from_zero=True, **warming)
+    assert found == pytest.approx(rates_of(theirs, optimizer), abs=1e-12)
+
+
+def rates_of(schedule: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The rates of 20 steps by a schedule of PyTorch's form."""
+    found = []
+    for _ in range(20):
+        found.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize(("decay", "theirs"), [("linear", "linear"), ("cosine", "cosine"), ("sqrt", "1-sqrt")])
+def test_a_decay_of_each_shape_is_that_of_transformers(decay: str, theirs: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = transformers.get_wsd_schedule(
+        optimizer, num_warmup_steps=4, num_decay_steps=6, num_training_steps=20, decay_type=theirs, min_lr_ratio=0.1
+    )
+    found = rates(name="wsd", warmup_steps=4, decay_steps=0.3, decay_type=decay, from_zero=True)
+    assert found == pytest.approx(rates_of(schedule, optimizer), abs=1e-12)
+
+
+def test_wsd_holds_the_peak_until_its_last_steps_which_a_longer_run_only_moves() -> None:
+    found = rates(name="wsd", warmup_steps=4, decay_steps=5, min_lr_ratio=0.0)
+    assert found[4:15] == [1.0] * 11
+    assert found[15:] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
+    longer = rates(40, name="wsd", warmup_steps=4, decay_steps=5, min_lr_ratio=0.0)
+    assert longer[:15] == found[:15]  # from a checkpoint of the stable phase a run can decay, or go on
+    assert longer[35:] == found[15:]
+
+
+def test_a_run_too_short_for_its_decay_decays_in_what_is_left() -> None:
+    assert rates(6, name="wsd", warmup_steps=4, decay_steps=50, min_lr_ratio=0.0)[4:] == pytest.approx([0.5, 0.0])
 
 
 def test_a_cosine_is_halfway_in_the_middle() -> None:

@@ -32,7 +32,7 @@ _LEFT_OUT = frozenset(
 _LATER: dict[str, tuple[str, ...]] = {
     "model": ("quantize", "revision"),
     "peft": ("revision",),
-    "schedule": ("from_zero",),
+    "schedule": ("from_zero", "decay_steps", "decay_type"),
     "data": (
         *("revision", "tokenizer_revision", "streaming", "mix", "shuffle_buffer", "shuffle_files", "validation_rows"),
         *("prompt_prefix", "target_length", "padding", "subset", "skip_empty", "validation_path"),

@@ -114,10 +114,15 @@ def _method(context: Context) -> str:
             what += f" ({format_parameters(seen.adapters)} parameters)"
         what += f", the model in {bits} bits" if bits else ""
     schedule = recipe.schedule
-    warmup = f"{schedule.warmup_steps:.0%} of the steps" if 0 < schedule.warmup_steps < 1 else None
-    warmup = warmup or (pluralize(int(schedule.warmup_steps), "step") if schedule.warmup_steps else "")
-    rate = f"learning rate {recipe.optimizer.lr:g}, {schedule.name}{f' after {warmup} of warm-up' if warmup else ''}"
+    phases = f" after {_steps(schedule.warmup_steps)} of warm-up" if schedule.warmup_steps else ""
+    if schedule.name == "wsd":
+        phases += f", {schedule.decay_type} decay in the last {_steps(schedule.decay_steps)}"
+    rate = f"learning rate {recipe.optimizer.lr:g}, {schedule.name}{phases}"
     return f"{what}; {recipe.optimizer.name}, {rate}; computes in {context.dtype}"
+
+
+def _steps(length: float) -> str:
+    return f"{length:.0%} of the steps" if 0 < length < 1 else pluralize(int(length), "step")
 
 
 def _length(context: Context) -> str:

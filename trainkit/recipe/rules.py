@@ -205,6 +205,25 @@ def _warmup(context: RecipeTree) -> Iterator[Diagnostic]:
         yield context.error("schedule.warmup_steps", "schedule.name constant has no warm-up", hint)
 
 
+def _decay(context: RecipeTree) -> Iterator[Diagnostic]:
+    """`wsd` decays, and the others' shapes are their own."""
+    if context.get("schedule.name") != "wsd":
+        for key in ("schedule.decay_steps", "schedule.decay_type"):
+            # a run's own recipe.yaml has every setting
+            if context.get(key) != value_at(context.defaults, key) and "schedule.name" not in context.broken:
+                what = f"schedule.name {context.get('schedule.name')} has no {key.partition('.')[2]}"
+                yield context.error(key, what, f"choose schedule.name: wsd, or remove {key}")
+        return
+    decay, warmup, steps = (
+        context.whole(key) for key in ("schedule.decay_steps", "schedule.warmup_steps", "train.steps")
+    )
+    if decay and steps and decay + (warmup or 0) > steps:
+        what = f"warm-up and decay take {decay + (warmup or 0)} steps, and the whole run has {steps}"
+        hint = "make schedule.decay_steps a small part of train.steps"
+        # as with a warm-up: a few steps are a fair thing to try
+        yield replace(context.error("schedule.decay_steps", what, hint), severity="warning")
+
+
 def _evaluation(context: RecipeTree) -> Iterator[Diagnostic]:
     for key in ("eval.patience", "checkpoint.keep_best"):
         if context.get(key) and context.get("eval.every_steps") == 0 and not context.incomplete:
@@ -337,6 +356,7 @@ RULES: tuple[RecipeRule, ...] = (
     _characters,
     _script,
     _warmup,
+    _decay,
     _evaluation,
     _compile,
     _wrapping,

@@ -111,6 +111,7 @@ HF_VALUES: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
     "optim": lambda value: {
         "optimizer.name": next((name for name, each in OPTIMIZERS.items() if value in each.hf_aliases), value)
     },
+    "lr_scheduler_type": lambda value: {"schedule.name": "wsd" if value == "warmup_stable_decay" else value},
     "report_to": _reporters,
     "metric_for_best_model": lambda value: {"eval.best_metric": str(value).removeprefix(PREFIX)},
     "hub_strategy": lambda value: {f"{_PUSH}.strategy": "all" if value == "all_checkpoints" else value},
@@ -172,6 +173,12 @@ SPECIAL = [
         ("optimizer.name",),
         "Optimizer: a name as in optimizer.name, or a class by its import path.",
         _by_value("optimizer.name"),
+    ),
+    Flag(
+        "--lr_scheduler_type NAME",
+        ("schedule.name",),
+        "Shape of the learning rate after warm-up, as in schedule.name; `warmup_stable_decay` is wsd.",
+        _by_value("schedule.name"),
     ),
     Flag(
         "--metric_for_best_model METRIC",

@@ -294,7 +294,8 @@ def _read_optimizer(file: TrainerFile) -> None:
         file.assume({"schedule.name": "constant"})
     elif not str(schedule).endswith(_SCHEDULE) or file.get("lr_scheduler.num_cycles", 0.5) != 0.5:
         file.refuse(
-            f"lr_scheduler.{COMPONENT}", "the built-in trainer has cosine, linear, constant and constant_with_warmup"
+            f"lr_scheduler.{COMPONENT}",
+            "the built-in trainer has only the cosine of torchtune's schedules",
         )
     else:
         file.put(

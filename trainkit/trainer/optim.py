@@ -80,6 +80,7 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda gone: 1.0 - gone,
     "constant": lambda gone: 1.0,
     "constant_with_warmup": lambda gone: 1.0,
+    "sqrt": lambda gone: 1.0 - math.sqrt(gone),  # of wsd's decay: Hägele et al. 2024 (arXiv:2405.18392), equation 1
 }
 
 
@@ -88,11 +89,12 @@ def learning_rate(optimizer: Optimizer, schedule: Schedule, steps: int) -> Calla
 
     With `from_zero` behind it, as of transformers (optimization.py: get_cosine_schedule_with_warmup and its like).
     """
-    warmup = 0 if schedule.name == "constant" else schedule.warmup_steps
-    warmup = math.ceil(steps * warmup) if 0 < warmup < 1 else int(warmup)
-    peak, lowest, shape = optimizer.lr, optimizer.lr * schedule.min_lr_ratio, SHAPES[schedule.name]
+    warmup = 0 if schedule.name == "constant" else _in_steps(schedule.warmup_steps, steps)
+    peak, lowest = optimizer.lr, optimizer.lr * schedule.min_lr_ratio
     ahead = 0 if schedule.from_zero else 1
-    decay_steps = max(1, steps - ahead - warmup)
+    if schedule.name == "wsd":
+        return _warmup_stable_decay(peak, lowest, schedule, warmup, steps)
+    decay_steps, shape = max(1, steps - ahead - warmup), SHAPES[schedule.name]
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -100,6 +102,32 @@ def learning_rate(optimizer: Optimizer, schedule: Schedule, steps: int) -> Calla
         return lowest + (peak - lowest) * shape(min(1.0, (step - warmup) / decay_steps))
 
     return rate
+
+
+def _warmup_stable_decay(
+    peak: float, lowest: float, schedule: Schedule, warmup: int, steps: int
+) -> Callable[[int], float]:
+    """Rates of `wsd`: a line up, the peak, and `decay_steps` down (MiniCPM, arXiv:2404.06395, section 4.2).
+
+    A run too short for both decays in the steps behind its warm-up.
+    """
+    ahead, shape = (0 if schedule.from_zero else 1), SHAPES[schedule.decay_type]
+    decay_steps = max(1, min(_in_steps(schedule.decay_steps, steps), steps - warmup))
+    start = lowest if schedule.from_zero else 0.0  # where transformers begins (optimization.py: get_wsd_schedule)
+    stable_until = max(warmup, steps - decay_steps)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return start + (peak - start) * (step + ahead) / (warmup + ahead)
+        if step < stable_until:
+            return peak
+        return lowest + (peak - lowest) * shape(min(1.0, (step + ahead - stable_until) / decay_steps))
+
+    return rate
+
+
+def _in_steps(length: float, steps: int) -> int:
+    return math.ceil(steps * length) if 0 < length < 1 else int(length)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:

@@ -165,6 +165,8 @@ optimizer:
 schedule:
   name: cosine
   warmup_steps: 0
+  decay_steps: 0.1
+  decay_type: linear
   min_lr_ratio: 0.1
   from_zero: false
 train:

@@ -160,14 +160,23 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning-rate schedule."""
 
-    name: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
-        "cosine", "Shape after warm-up; `constant` has no warm-up.", flag="lr_scheduler_type"
+    name: Literal["cosine", "linear", "constant", "constant_with_warmup", "wsd"] = setting(
+        "cosine",
+        "Shape after warm-up; `constant` has no warm-up. `wsd` is warm-up, stable, decay (arXiv:2404.06395): the peak "
+        "is held, and the rate falls in the last `decay_steps` alone.",
     )
     warmup_steps: Annotated[int, Field(ge=0, le=MOST)] | Annotated[float, Field(gt=0, lt=1)] = setting(
         0,
         "Steps of linear warm-up; a number below 1 is a share of all steps, rounded up.",
         unit="steps",
         flag="warmup_steps",
+    )
+    # a tenth of the steps: MiniCPM (arXiv:2404.06395, section 4); more steps gain little (arXiv:2405.18392, section 3)
+    decay_steps: Annotated[int, Field(ge=1, le=MOST)] | Annotated[float, Field(gt=0, lt=1)] = setting(
+        0.1, "Steps of the decay of `wsd`; a number below 1 is a share of all steps, rounded up.", unit="steps"
+    )
+    decay_type: Literal["linear", "cosine", "sqrt"] = setting(
+        "linear", "Shape of the decay of `wsd`; `sqrt` is 1 - sqrt (arXiv:2405.18392)."
     )
     min_lr_ratio: float = setting(0.1, "Final learning rate over the peak.", ge=0, le=1)
     from_zero: bool = setting(

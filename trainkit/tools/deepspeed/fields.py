@@ -248,6 +248,8 @@ SCHEDULERS: Mapping[str, str] = {
 def has_schedule(context: Context) -> bool:
     """Whether DeepSpeed has this schedule: of a known length, and a line only down to 0."""
     schedule = context.recipe.schedule
+    if schedule.name not in SCHEDULERS:
+        return False
     endless = schedule.name in ("linear", "cosine") and context.recipe.train.steps is None
     return not endless and not (schedule.name == "linear" and schedule.min_lr_ratio)
 
@@ -334,7 +336,7 @@ SCHEDULER = (
     DeepSpeedField(
         "scheduler.type",
         ("schedule.name",),
-        lambda context: SCHEDULERS[context.recipe.schedule.name],
+        lambda context: SCHEDULERS.get(context.recipe.schedule.name, UNSET),
         _class({kind: name for name, kind in SCHEDULERS.items()}, "schedule.name"),
         policies=SCHEDULE,
     ),

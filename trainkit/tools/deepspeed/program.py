@@ -15,7 +15,7 @@ from trainkit.tools.base.imported_recipe import ImportContext, ImportedRecipe
 from trainkit.tools.base.interface import Detection, nothing
 from trainkit.tools.base.launcher_flags import script_flags
 from trainkit.tools.deepspeed.config import config_file
-from trainkit.tools.deepspeed.fields import CARRIED, FILE, SCHEDULE_KEYS, TYPES
+from trainkit.tools.deepspeed.fields import CARRIED, FILE, SCHEDULE_KEYS, SCHEDULERS, TYPES
 from trainkit.tools.deepspeed.importer import use_as_base
 
 FLAG = "--deepspeed_config"
@@ -92,6 +92,10 @@ def problems(context: Context) -> Iterator[Diagnostic]:
         if given("train.steps"):
             hint = "pass what the script takes in program.args, or give a schedule, whose length it is"
             yield context.resolved.error("train.steps", "train.steps cannot reach a program of kind deepspeed", hint)
+        return
+    if schedule.name not in SCHEDULERS:
+        hint = f"choose {', '.join(SCHEDULERS)}, or make the schedule in your script"
+        yield context.resolved.error("schedule.name", f"schedule {schedule.name} cannot be made by DeepSpeed", hint)
         return
     warms = schedule.name != "constant"
     if warms and schedule.warmup_steps < SHORTEST_WARMUP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,9 @@ from trainkit.tools.hf.fsdp_config import can, version
 from trainkit.tools.torch_xla import on_xla
 
 FLAT = ("constant", "constant_with_warmup")  # schedules that never fall
+WSD = "warmup_stable_decay"  # Trainer's name of the recipe's wsd
+DECAYS = {"linear": "linear", "cosine": "cosine", "sqrt": "1-sqrt"}  # the recipe's schedule.decay_type -> Trainer's
+SCHEDULE_KEYS = ("schedule.name", "schedule.min_lr_ratio", "schedule.decay_steps", "schedule.decay_type")
 FLOORED = {"cosine": "cosine_with_min_lr", "linear": "polynomial"}  # what Trainer calls them where they end above 0
 
 
@@ -94,12 +98,16 @@ def _floor(context: Context) -> float:
 def encode_schedule(context: Context) -> Any:
     """`lr_scheduler_type`: one that ends above 0 has a name of its own in Trainer."""
     name = context.recipe.schedule.name
+    if name == "wsd":
+        return WSD
     return FLOORED[name] if _floor(context) and name not in FLAT else name
 
 
 def encode_schedule_settings(context: Context) -> Any:
-    """`lr_scheduler_kwargs`: the floor of the cosine as a share, that of the line as a polynomial's last rate."""
+    """`lr_scheduler_kwargs`: the cosine's floor as a share, the line's as a polynomial's last rate, and wsd's decay."""
     name, floor = context.recipe.schedule.name, _floor(context)
+    if name == "wsd":
+        return _encode_decay(context)
     if not floor:
         return UNSET
     if name in FLAT:
@@ -111,9 +119,43 @@ def encode_schedule_settings(context: Context) -> Any:
     return {"lr_end": context.recipe.optimizer.lr * floor, "power": 1.0}
 
 
+def _encode_decay(context: Context) -> Any:
+    """What Trainer's warm-up, stable, decay takes besides the warm-up and the length, which it is given."""
+    decay, steps = context.recipe.schedule.decay_steps, context.recipe.train.steps
+    if decay < 1 and steps is None:
+        hint = "set train.steps, or schedule.decay_steps to a number of steps"
+        return Unsupported("Trainer takes the decay in steps, not as a share", hint)
+    return {
+        "num_decay_steps": int(decay) if decay >= 1 else math.ceil((steps or 0) * decay),
+        "decay_type": DECAYS[context.recipe.schedule.decay_type],
+        "min_lr_ratio": _floor(context),
+    }
+
+
+def _decode_decay(settings: Mapping[str, Any]) -> Settings:
+    """The way back, with Trainer's defaults (optimization.py: get_wsd_schedule).
+
+    `num_stable_steps` is left to Trainer: only with the other lengths does it say how long the run decays.
+    """
+    asked = {"decay_type": "cosine", "min_lr_ratio": 0.0, "warmup_type": "linear", "num_cycles": 0.5, **settings}
+    known = {"num_decay_steps", "decay_type", "min_lr_ratio", "warmup_type", "num_cycles"}
+    shapes = {theirs: ours for ours, theirs in DECAYS.items()}
+    same = (asked["warmup_type"], asked["num_cycles"]) == ("linear", 0.5) and asked["decay_type"] in shapes
+    if asked.keys() != known or not same:
+        return {}
+    return {
+        "schedule.name": "wsd",
+        "schedule.decay_steps": asked["num_decay_steps"],
+        "schedule.decay_type": shapes[asked["decay_type"]],
+        "schedule.min_lr_ratio": asked["min_lr_ratio"],
+    }
+
+
 def decode_schedule(name: str, settings: Mapping[str, Any], peak: float | None) -> Settings:
     """Schedule and floor out of both fields; nothing where they say something that a recipe cannot."""
     ratio: Any = None
+    if name == WSD:
+        return _decode_decay(settings)
     if name == FLOORED["cosine"] and settings.keys() == {"min_lr_rate"}:
         ratio = settings["min_lr_rate"]
     elif name == FLOORED["cosine"] and settings.keys() == {"min_lr"}:
@@ -361,7 +403,7 @@ FIELDS: tuple[Argument, ...] = (
     plain("adam_epsilon", "optimizer.eps", 1e-8, encode=partial(encode_moment, which="eps")),
     plain("optim_args", ("optimizer.args", "optimizer.beta1", "optimizer.eps"), encode=encode_arguments),
     plain("lr_scheduler_type", ("schedule.name", "schedule.min_lr_ratio"), "linear", encode=encode_schedule),
-    plain("lr_scheduler_kwargs", "schedule.min_lr_ratio", encode=encode_schedule_settings),
+    plain("lr_scheduler_kwargs", SCHEDULE_KEYS, encode=encode_schedule_settings),
     plain("warmup_steps", "schedule.warmup_steps", 0),
     plain("max_steps", "train.steps", -1, encode=_steps),
     plain("num_train_epochs", "train.epochs", 3.0),

@@ -191,6 +191,8 @@ def _decoded(reading: HfImport, argument: Argument, value: Any) -> Settings | Un
         if both := fields.decode_schedule(value, kwargs, draft.get("optimizer.lr")):
             reading.taken.add("lr_scheduler_kwargs")
             return both
+        if value == fields.WSD:  # its decay has no default there
+            return Unsupported("its --lr_scheduler_kwargs have no counterpart in the recipe")
     return argument.decode(value)
 
 

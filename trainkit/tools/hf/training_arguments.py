@@ -207,12 +207,12 @@ def read_schedule(file: TrainerFile, name: str, default: str, floor: float = 0.0
         found = {"schedule.name": asked, **({} if asked in FLAT else {"schedule.min_lr_ratio": floor})}
     if not found:
         where = "lr_scheduler_kwargs" if kwargs and asked in ("linear", "cosine", *FLAT) else name
-        file.refuse(where, "the built-in trainer has cosine, linear, constant and constant_with_warmup")
+        file.refuse(where, "the built-in trainer has cosine, linear, constant, constant_with_warmup and wsd")
     else:
         counted = {} if found["schedule.name"] == "constant" else {"schedule.from_zero": True}
         file.put(name, {**found, **counted}) if file.get(name) else file.assume({**found, **counted})
         if kwargs:
-            settings = {"schedule.min_lr_ratio": found["schedule.min_lr_ratio"]}
+            settings = {key: value for key, value in found.items() if key != "schedule.name"}
             file.put("lr_scheduler_kwargs", settings, f"by {' and '.join(map(str, kwargs))}")
 
 
