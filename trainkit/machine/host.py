@@ -19,6 +19,7 @@ from trainkit.machine.cpu_affinity import core_list
 from trainkit.machine.facts import Allocation, NumaNode, TorchBuild, at_least
 from trainkit.metrics import METRICS
 from trainkit.optimizers import OPTIMIZERS
+from trainkit.recipe.address import PACKAGES as PACKAGES_OF_STORAGE
 
 CGROUPS, PCI = "sys/fs/cgroup", "sys/bus/pci/devices"
 # controller, where its groups are, the files of the limit and of what is in use; cgroups of version 2, then 1
@@ -160,7 +161,8 @@ def cgroups(root: Path, controller: str, mount: str = CGROUPS) -> tuple[Path, ..
 PACKAGES = frozenset((
     *(each.requires.name for each in OPTIMIZERS.values() if each.requires),
     *(each.package for each in METRICS.values() if each.package),
-    "accelerate", "datasets", "deepspeed", "flash-attn", "ninja", "numpy", "nvidia-ml-py", "peft", "pyarrow",
+    *PACKAGES_OF_STORAGE.values(),
+    "accelerate", "datasets", "deepspeed", "flash-attn", "fsspec", "ninja", "numpy", "nvidia-ml-py", "peft", "pyarrow",
     "safetensors", "tensorboard", "torch", "torch-xla", "trackio", "transformers", "trl", "wandb",
 ))  # fmt: skip
 NCCL = "nvidia-nccl-cu"  # and the CUDA that it is for
