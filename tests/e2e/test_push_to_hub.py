@@ -28,7 +28,7 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import clear_uploads
 from trainkit.trainer.checkpoint.card import card
 from trainkit.trainer.checkpoint.export import export
-from trainkit.trainer.checkpoint.uploads import Uploads
+from trainkit.trainer.checkpoint.uploads import HubUploads
 from trainkit.trainer.settings import read_settings
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
@@ -274,7 +274,7 @@ def test_the_command_that_uploads_later_does_what_the_run_would_have_done(
         (tmp_path / "run" / name).mkdir(parents=True)
         (tmp_path / "run" / name / "manifest.json").write_text('{"step": 2}')
     with caplog.at_level(logging.WARNING, "trainkit.trainer"):
-        pushes = Uploads(settings, "ada/tiny")
+        pushes = HubUploads(settings, "ada/tiny")
         pushes._failures["step-00000002"] = "403"
         pushes.abandon()
     assert words.replace("RUN", str(tmp_path / "run")) in caplog.text
@@ -306,7 +306,7 @@ def test_what_an_attempt_before_has_not_uploaded_is_taken_over_where_all_are_ask
             (run / name).mkdir(parents=True)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "trainkit.trainer"):
-            Uploads(settings, "ada/tiny").abandon()
+            HubUploads(settings, "ada/tiny").abandon()
         assert ("step-00000002; to upload later" in caplog.text) == (strategy == "all")
         assert [path.name for path in run.glob("pushes/*")] == left
 

@@ -156,6 +156,11 @@ def plan_recipe(
         saved = trainer_checkpoints if recipe.program.kind == "hf" else saved_checkpoints
         if resume == "auto":
             earlier = saved(recipe.output.root, recipe.name, damaged=True)
+            if recipe.checkpoint.copy_to is not None and recipe.program.kind == "builtin":
+                from trainkit.runner.rundir.elsewhere import copied_checkpoints
+
+                earlier += copied_checkpoints(recipe.checkpoint.copy_to, recipe.name, recipe.output.root)
+                earlier.sort(key=lambda each: (each.run, each.step), reverse=True)  # of equal ones this machine's first
         elif recipe.program.kind != "hf":  # Trainer looks into a named folder by itself
             earlier = named_checkpoint(resume, damaged=True)
     own: list[SavedCheckpoint] = []

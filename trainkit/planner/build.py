@@ -33,7 +33,7 @@ from trainkit.lazy import call, load
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import is_simulated
-from trainkit.planner import env, expected, room
+from trainkit.planner import copies, env, expected, room
 from trainkit.planner.batch import solve_batch
 from trainkit.planner.choose import chosen, chosen_micro, why_chosen
 from trainkit.planner.container import facts_in_image, planned, wrapped
@@ -96,7 +96,9 @@ def build_plan(
     context, launcher, device, found = decide(resolved, facts, saved, own, hub, seen=seen, foresee=foresee)
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
-    first = (*hub_preparations(context), *data_preparations(context), *(builds(context) if context.deepspeed else ()))
+    # A checkpoint first: the data is prepared as it was for it.
+    first = (*copies.preparations(context), *hub_preparations(context), *data_preparations(context))
+    first = (*first, *(builds(context) if context.deepspeed else ()))
     command, command_sources = _command(context, wrapped(context, environment))
     scheduler = SCHEDULERS.get(recipe.cluster.kind)
     job = scheduler.job(_on_one_node(context) if preparing else context) if scheduler else None

@@ -15,6 +15,7 @@ from trainkit.machine.facts import at_least
 from trainkit.metrics import METRICS
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.planner.techniques import value_of
+from trainkit.recipe.address import PACKAGES, scheme
 from trainkit.recipe.schema import Fsdp, Image
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.tools.base.own_scripts import of_trl
@@ -95,6 +96,17 @@ def _metric(package: str) -> Callable[[Context], str]:
     return needed
 
 
+def _storage(*packages: str) -> Callable[[Context], str]:
+    """An address that fsspec reads by one of these packages."""
+
+    def needed(c: Context) -> str:
+        address = c.recipe.checkpoint.copy_to if c.program == "builtin" else None
+        package = PACKAGES.get(scheme(address), "") if address is not None else None
+        return f"checkpoint.copy_to {scheme(address or '')}://" if package in packages else ""
+
+    return needed
+
+
 OTHER_IMAGE = "take an image that has it, and say so in container.packages"
 SOUND_DEEPSPEED = "0.19.4"  # the first release without the faults below
 TORCH_XLA = "{pip} install 'torch_xla[tpu]', in the release of the installed torch"
@@ -164,6 +176,12 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         install="{pip} install flash-attn --no-build-isolation",  # it is compiled for the torch that is there
     ),
     *(Requirement(package, RELEASES[package][0], _metric(package)) for package in METRIC_PACKAGES),
+    Requirement(
+        "fsspec",
+        RELEASES["fsspec"][0],
+        lambda c: "checkpoint.copy_to" if c.program == "builtin" and c.recipe.checkpoint.copy_to is not None else "",
+    ),
+    *(Requirement(package, RELEASES["fsspec"][0], _storage(package)) for package in sorted({*PACKAGES.values()})),
     Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard")),
     Requirement("trackio", "0.43", _builtin("logging.report_to", "trackio")),
     Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb")),

@@ -30,7 +30,8 @@ class SavedCheckpoint:
 
     best_step: of the best evaluation by then; None where nothing was evaluated.
     damage: what is wrong with its files, "" for a complete one. by_rank: whether DeepSpeed has written a file for each
-    rank, which only as many ranks of that strategy read; all else is read by any strategy on any ranks.
+    rank, which only as many ranks of that strategy read; all else is read by any strategy on any ranks. source: the
+    address that it is fetched from, to `path`; "" for one on this machine.
     """
 
     path: str
@@ -42,6 +43,12 @@ class SavedCheckpoint:
     best_step: int | None = None
     damage: str = ""
     by_rank: bool = False
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where its files are now."""
+        return self.source or self.path
 
     @property
     def saved_by(self) -> str:
@@ -110,7 +117,7 @@ def _newest(reader: ResumeTarget, found: Sequence[SavedCheckpoint]) -> tuple[Res
     saved = [checkpoint for checkpoint in found if not checkpoint.damage]
     resume, notices = _newest_whole(reader, saved)
     newer = found[: next((place for place, each in enumerate(found) if each.path == resume.path), len(found))]
-    skipped = (warning(f"{each.path} is damaged and skipped: {each.damage}") for each in newer if each.damage)
+    skipped = (warning(f"{each.place} is damaged and skipped: {each.damage}") for each in newer if each.damage)
     return resume, (*skipped, *notices)
 
 
@@ -125,7 +132,7 @@ def _newest_whole(reader: ResumeTarget, saved: Sequence[SavedCheckpoint]) -> tup
         return _start(readable, reason), _changed(readable, reader)
     reason = f"none of the {len(saved)} complete checkpoints of this name has these training settings"
     if same:
-        reason = f"{same[0].path} cannot be read: {_obstacle(same[0], reader)}"
+        reason = f"{same[0].place} cannot be read: {_obstacle(same[0], reader)}"
     what = f"checkpoint.resume is auto, but {reason}: the run starts at step 0"
     return Resume(None, 0, reason), (warning(what),)
 
@@ -153,7 +160,8 @@ def _named(path: str, reader: ResumeTarget, saved: Sequence[SavedCheckpoint]) ->
 
 def _start(checkpoint: SavedCheckpoint, reason: str) -> Resume:
     by = f", {checkpoint.saved_by}" if checkpoint.strategy else ""
-    return Resume(checkpoint.path, checkpoint.step, f"{reason}{by}")
+    fetched = f", fetched from {checkpoint.source}" if checkpoint.source else ""
+    return Resume(checkpoint.path, checkpoint.step, f"{reason}{fetched}{by}")
 
 
 def _obstacle(checkpoint: SavedCheckpoint, reader: ResumeTarget) -> str | None:

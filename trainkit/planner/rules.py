@@ -12,6 +12,7 @@ from trainkit.launch_plan.rules import SHARED, InputRule, PlanRule, incompatible
 from trainkit.lazy import call
 from trainkit.machine.facts import at_least
 from trainkit.optimizers import ON_DEEPSPEED
+from trainkit.planner import copies
 from trainkit.planner.container import check_container, mapped
 from trainkit.planner.container import notices as container_notices
 from trainkit.planner.container import problems as container_problems
@@ -282,6 +283,7 @@ RULES: tuple[PlanRule, ...] = (
     settings_of_another_kind,
     batch_remarks,
     push_notices,
+    copies.notices,
 )
 
 

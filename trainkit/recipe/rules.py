@@ -11,12 +11,13 @@ from typing import Any
 from trainkit.batch import Sides, solve
 from trainkit.errors import Diagnostic, Origin
 from trainkit.lazy import Registry
+from trainkit.recipe.address import UNFIT, has_credentials, scheme
 from trainkit.recipe.hub_name import has_owner, is_on
 from trainkit.recipe.layer import ARGUMENTS, Layer
 from trainkit.recipe.merge import Merge, value_at
 from trainkit.recipe.paths import FileChecks
 from trainkit.recipe.schema.fields import lies_in, schema
-from trainkit.recipe.secrets import public_names, secret_keys
+from trainkit.recipe.secrets import public_names, secret_keys, why_secret
 from trainkit.recipe.validate import Locate, refused
 from trainkit.recipe.yaml_reader import NO_TEXT, WRITE_TEXT, is_text
 from trainkit.rule import Check
@@ -351,6 +352,19 @@ def _pushing(context: RecipeTree) -> Iterator[Diagnostic]:
         yield context.error(offline, what, "remove one of the two; `trainkit export --push` uploads later")
 
 
+def _copying(context: RecipeTree) -> Iterator[Diagnostic]:
+    key = "checkpoint.copy_to"
+    address = context.get(key)
+    if not isinstance(address, str):
+        return
+    if has_credentials(address) and not why_secret("", address):  # else `written_secrets` names it
+        hint = "take what stands before the @ out: the provider's package finds credentials in the environment"
+        yield context.error(key, f"{key} names a user: addresses land in plans and logs", hint)
+    elif why := UNFIT.get(scheme(address)):
+        hint = "name a folder that can be written to, such as s3://bucket/path"
+        yield context.error(key, f"{key}: nothing can be kept in {scheme(address)}://, because {why}", hint)
+
+
 RULES: tuple[RecipeRule, ...] = (
     _program,
     _characters,
@@ -365,6 +379,7 @@ RULES: tuple[RecipeRule, ...] = (
     _nodes,
     _env,
     _pushing,
+    _copying,
 )
 # Rules of a kind of program alone; they stand with the tool, and are imported where a recipe is for it.
 OF_PROGRAM: Mapping[str, Sequence[RecipeRule]] = Registry({"builtin": "trainkit.tools.builtin.recipe_rules:RULES"})

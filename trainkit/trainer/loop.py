@@ -24,6 +24,7 @@ from trainkit.seeds import derived_seed
 from trainkit.text import join_names, pluralize
 from trainkit.trainer.auto_batch import why_too_large
 from trainkit.trainer.checkpoint.manifest import newest
+from trainkit.trainer.checkpoint.uploads import Uploads
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro, is_by_token
 from trainkit.trainer.distributed import sum_over_ranks, wait_for
@@ -191,7 +192,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: SignalRequests) 
 def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, requests: SignalRequests) -> None:
     """Take the optimizer steps, each followed by what is due: a metrics line, an evaluation, a checkpoint."""
     recipe = parts.settings.recipe
-    push = recipe.checkpoint.push_to_hub.repo is not None
+    uploads = recipe.checkpoint.push_to_hub.repo is not None or recipe.checkpoint.copy_to is not None
     parts.profiler.begin()
     parts.heartbeat.begin_step(progress.first)
     with collected_between_steps() as collect:
@@ -230,7 +231,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
             ends = stopped or early or progress.step == progress.steps
             saves = requeued or (ends and (recipe.checkpoint.every_steps > 0 or recipe.checkpoint.at_end))
             # The upload at the end needs a checkpoint.
-            saves = saves or (push and ends and not stopped)
+            saves = saves or (uploads and ends and not stopped)
             best = progress.improved and recipe.checkpoint.keep_best
             if asked or best or saves or progress.is_due(recipe.checkpoint.every_steps):
                 save_checkpoint(parts, progress, loss, norm)
@@ -425,29 +426,41 @@ def finish_uploads(parts: Parts, progress: TrainingProgress, requests: SignalReq
 
     TrainingError for what could not be uploaded.
     """
-    pushes, stop, root = parts.checkpoints.pushes, progress.stopped_by, parts.checkpoints.root
-    if parts.settings.recipe.checkpoint.push_to_hub.repo is None:
+    asked, uploads, stop = parts.settings.recipe.checkpoint, parts.checkpoints.uploads, progress.stopped_by
+    if asked.push_to_hub.repo is None and asked.copy_to is None:
         return stop
-    if pushes is not None and stop is None:
-        last, resumed = newest(root) if root is not None else None, parts.settings.resume
-        if last is None and resumed is not None and 0 < parts.steps <= progress.first:
-            last = resumed  # no step was left to train: the checkpoint is another run's, whose upload may have failed
-        if last is not None:
-            pushes.finish(last)
-        elif progress.step > progress.first:
-            raise TrainingError(f"nothing can be uploaded to {pushes.repo}: the run has saved no checkpoint")
-        else:
-            log.warning("warning: nothing is uploaded to %s: the run has trained nothing", pushes.repo)
-        if waiting := pushes.unfinished():
-            log.info("waiting for the upload of %s to %s", join_names(waiting), pushes.repo)
+    for each in uploads if stop is None else ():
+        upload_last(parts, progress, each)
     while stop is None:
         # In short waits: no collective times out, and all ranks see signals.
-        busy, *votes = sum_over_ranks([int(pushes is not None and pushes.is_busy()), *requests.votes()], parts.world)
+        busy, *votes = sum_over_ranks([int(any(each.is_busy() for each in uploads)), *requests.votes()], parts.world)
         if not busy:
             break
         stop, _ = requests.settle(votes)
         parts.heartbeat.set_phase(CHECKPOINT)
         time.sleep(POLL)
-    if pushes is not None:
-        pushes.close() if stop is None else pushes.abandon()
+    failures: list[TrainingError] = []
+    for each in uploads:
+        try:
+            each.close() if stop is None else each.abandon()
+        except TrainingError as error:  # the others are closed, too
+            failures.append(error)
+    if failures:
+        raise TrainingError(diagnostic for error in failures for diagnostic in error.diagnostics)
     return stop
+
+
+def upload_last(parts: Parts, progress: TrainingProgress, uploads: Uploads) -> None:
+    """Queue the last checkpoint. TrainingError if a run that has trained has saved none."""
+    root, resumed = parts.checkpoints.root, parts.settings.resume
+    last = newest(root) if root is not None else None
+    if uploads.TAKES_RESUMED and last is None and resumed is not None and 0 < parts.steps <= progress.first:
+        last = resumed  # no step was left to train: the checkpoint is another run's, whose upload may have failed
+    if last is not None:
+        uploads.finish(last)
+    elif progress.step > progress.first:
+        raise TrainingError(f"nothing can be uploaded to {uploads.place}: the run has saved no checkpoint")
+    else:
+        log.warning("warning: nothing is uploaded to %s: the run has trained nothing", uploads.place)
+    if waiting := uploads.unfinished():
+        log.info("waiting for the upload of %s to %s", join_names(waiting), uploads.place)

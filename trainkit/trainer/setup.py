@@ -209,7 +209,7 @@ def agreed_values(settings: Settings, source: Source, steps: int) -> Mapping[str
         "evaluation": f"{line(recipe.eval)} eval_micro={batch.eval_micro} {settings.eval_dtype}",
         "metrics that are installed": ", ".join(usable_metrics(recipe)),
         "logging.every_steps": recipe.logging.every_steps,
-        "checkpoint": line(recipe.checkpoint, "at_end", "every_steps", "keep_best", "asynchronous"),
+        "checkpoint": line(recipe.checkpoint, "at_end", "every_steps", "keep_best", "asynchronous", "copy_to"),
         "checkpoint.push_to_hub": line(recipe.checkpoint.push_to_hub),
         "checkpoint to resume": str(settings.resume),
         "predict": line(recipe.predict),
@@ -226,7 +226,7 @@ def checkpoint_folder(settings: Settings, world: World) -> Path | None:
         return folder / "checkpoints"
     # Without checkpoints to write, a run needs no shared folder.
     asked = settings.recipe.checkpoint
-    if asked.at_end or asked.every_steps or asked.push_to_hub.repo is not None:
+    if asked.at_end or asked.every_steps or asked.push_to_hub.repo is not None or asked.copy_to is not None:
         blind = _ranks([rank for rank, sees in enumerate(seen) if not sees])
         raise TrainingError(
             f"checkpoints go to the run directory of rank 0, {folder}, and {blind} cannot see it",

@@ -195,6 +195,7 @@ checkpoint:
   keep_best: false
   asynchronous: null
   resume: never
+  copy_to: null
   push_to_hub:
     repo: null
     strategy: end

@@ -142,7 +142,7 @@ def _resume(plan: Plan, recipe_yaml: str | None) -> Iterator[str]:
 def _commands(plan: Plan) -> Iterator[str]:
     for item in plan.preparations:
         yield f"# Before the ranks start: {item.title}."
-        yield from lines((_quoted(word) for word in item.argv), WIDTH, "    ")
+        yield from lines((_word(word) for word in item.argv), WIDTH, "    ")
     # Node groups differ only in number so far; the first one's command is that of every node.
     yield from lines(("exec", *map(_word, plan.commands[0].bare)), WIDTH, "    ")
 

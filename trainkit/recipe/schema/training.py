@@ -289,6 +289,11 @@ class Predict(Section):
     )
 
 
+# A path, or one address of fsspec's: chains (`simplecache::s3://…`) are for reading, and what follows `?` or `#`
+# may be a signature.
+ADDRESS = r"^(\w[\w+.-]*://([^?#:]|:[^?#:])+|[^?#:]+)$"
+
+
 class PushToHub(Section):
     """Upload to the Hugging Face Hub. `push_to_hub: owner/name` is short for `push_to_hub: {repo: owner/name}`."""
 
@@ -347,6 +352,14 @@ class Checkpoint(Section):
         missing="set it to auto, which takes the newest matching checkpoint",
         words=("never", "auto"),
         min_length=1,
+    )
+    copy_to: str | None = setting(
+        None,
+        "Folder elsewhere that gets a copy of each checkpoint, in the background: an address that fsspec can write to "
+        "(`s3://bucket/path`, `gs://…`, `abfs://…`) or a path; null copies nothing. `resume: auto` looks there, too. "
+        "Credentials come from the environment.",
+        pattern=ADDRESS,
+        expects="a path, or an address `scheme://…` without `?`, `#` and `::`",
     )
     push_to_hub: PushToHub = section(PushToHub, "Upload to the Hugging Face Hub, during training.")
 

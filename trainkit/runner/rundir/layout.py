@@ -79,6 +79,7 @@ class RunLayout:
     cards = PathInRun("cards.jsonl")  # one object per sample of the run's GPUs; append-only
     checkpoints = PathInRun("checkpoints")
     pushes = PathInRun("pushes")  # hard links to checkpoints that are being uploaded, and files prepared for the upload
+    copies = PathInRun("copies")  # hard links to checkpoints that are being copied to storage
     result = PathInRun("result.json")  # the built-in trainer's measurements
     summary = PathInRun("summary.json")  # the summary of the whole run
     status = PathInRun("status.json")  # the state: starting, running, or who ended it and why

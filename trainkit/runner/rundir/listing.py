@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,23 +127,23 @@ def remove(layout: RunLayout) -> None:
 
 
 def clear_uploads(run: RunLayout) -> None:
-    """Remove what killed uploads to the Hub have left behind (trainkit/trainer/checkpoint/uploads.py).
+    """Remove what killed uploads and copies have left behind (trainkit/trainer/checkpoint/uploads.py).
 
     If every checkpoint is to be uploaded, the missing ones stay: the next attempt uploads them.
     """
-    folder = run.pushes
-    if folder.is_symlink() or not folder.is_dir():
-        return
     try:
         settings = read_json(run.root / "trainer.json")
-        keeps = settings["recipe"]["checkpoint"]["push_to_hub"]["strategy"] == "all"
+        uploads_all = settings["recipe"]["checkpoint"]["push_to_hub"]["strategy"] == "all"
     except (KeyError, TypeError):  # incomplete, or of another release
-        keeps = True
-    for path in sorted(folder.glob("*")):
-        if not keeps or path.name.startswith(".") or path.suffix == EXPORT_SUFFIX:
-            shutil.rmtree(path, ignore_errors=True)
-    if not any(folder.glob("*")):
-        shutil.rmtree(folder, ignore_errors=True)
+        uploads_all = True
+    for folder, keeps in ((run.pushes, uploads_all), (run.copies, False)):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        for path in sorted(folder.glob("*")):
+            if not keeps or path.name.startswith(".") or path.suffix == EXPORT_SUFFIX:
+                shutil.rmtree(path, ignore_errors=True)
+        if not any(folder.glob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def saved_checkpoints(output_root: str, name: str, *, damaged: bool = False) -> list[SavedCheckpoint]:
@@ -193,42 +193,61 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 
 def _read(folder: Path, run: str) -> list[SavedCheckpoint]:
     """The checkpoint in a folder, if it has the name of one; a folder gets that name when it is complete."""
-    name = FOLDER.match(folder.name)
-    if name is None or not folder.is_dir():
+    if FOLDER.match(folder.name) is None or not folder.is_dir():
         return []
-    damaged = SavedCheckpoint(str(folder), int(name[1]), "", run)
+
+    def size(name: str) -> int | None:
+        try:
+            return (folder / name).stat().st_size
+        except OSError:
+            return None
+
     try:
-        manifest = parse_json(read_whole(folder / MANIFEST))
-        if manifest.get("checksum", checksum(manifest)) != checksum(manifest):
-            return [replace(damaged, damage=f"{MANIFEST} was changed after it was written")]
-        best = manifest.get("best", {})
-        saved = SavedCheckpoint(
-            path=str(folder),
-            step=int(manifest["step"]),
-            training_digest=str(manifest["training_digest"]),
-            run=run,
-            strategy=str(manifest["strategy"]),
-            world_size=int(manifest["world_size"]),
-            best_step=int(best["step"]) if best.get("value", best.get("loss")) is not None else None,
-            by_rank=written_by_rank(manifest["files"]),
-        )
-        return [replace(saved, damage=_damage(folder, manifest["files"]))]
+        manifest = read_whole(folder / MANIFEST)
     except FileNotFoundError:
-        return [replace(damaged, damage=f"it has no {MANIFEST}")]
-    # incomplete, or of another program
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return [replace(damaged, damage=f"{MANIFEST} cannot be read")]
+        manifest = None
+    except OSError:
+        manifest = b""
+    return [described(folder, run, manifest, size)]
 
 
-def _damage(folder: Path, files: Mapping[str, Any]) -> str:
+def described(
+    folder: Path, run: str, manifest: bytes | None, size: Callable[[str], int | None], source: str = ""
+) -> SavedCheckpoint:
+    """The checkpoint with a manifest, None where it has none, in a folder `step-<8 digits>`.
+
+    size: of its file of a name, in bytes; None where it is missing. source: its address elsewhere.
+    """
+    damaged = SavedCheckpoint(str(folder), int(folder.name.removeprefix("step-")), "", run, source=source)
+    if manifest is None:
+        return replace(damaged, damage=f"it has no {MANIFEST}")
+    try:
+        content = parse_json(manifest)
+        if content.get("checksum", checksum(content)) != checksum(content):
+            return replace(damaged, damage=f"{MANIFEST} was changed after it was written")
+        best = content.get("best", {})
+        return replace(
+            damaged,
+            step=int(content["step"]),
+            training_digest=str(content["training_digest"]),
+            strategy=str(content["strategy"]),
+            world_size=int(content["world_size"]),
+            best_step=int(best["step"]) if best.get("value", best.get("loss")) is not None else None,
+            by_rank=written_by_rank(content["files"]),
+            damage=_damage(size, content["files"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # incomplete, or of another program
+        return replace(damaged, damage=f"{MANIFEST} cannot be read")
+
+
+def _damage(size: Callable[[str], int | None], files: Mapping[str, Any]) -> str:
     """The first file that is missing or has the wrong size. Checksums, which take longer, are compared on loading."""
     for name, facts in files.items():
-        try:
-            size = (folder / name).stat().st_size
-        except OSError:
+        found = size(name)
+        if found is None:
             return f"{name} is missing"
-        if size != facts["size"]:
-            return f"{name} has {size} of {facts['size']} bytes"
+        if found != facts["size"]:
+            return f"{name} has {found} of {facts['size']} bytes"
     return ""
 
 

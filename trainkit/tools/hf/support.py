@@ -137,6 +137,9 @@ REFUSED: Table = {
         0,
     ),
     "checkpoint.at_end": unsupported("the script saves its model itself", "leave it out", True),
+    "checkpoint.copy_to": unsupported(
+        "Trainer's own checkpoints are not copied", "leave it out, or set push_to_hub", None
+    ),
     "checkpoint.asynchronous": unsupported("Trainer waits for its checkpoints", "leave it out", False),
 }
 

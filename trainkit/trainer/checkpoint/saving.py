@@ -28,7 +28,7 @@ from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.runner.rundir.listing import checksum
 from trainkit.text import format_memory
 from trainkit.trainer.checkpoint.manifest import Identity, complete, described_files, flush, generators_file, reason
-from trainkit.trainer.checkpoint.uploads import Uploads
+from trainkit.trainer.checkpoint.uploads import Copies, HubUploads, Uploads
 from trainkit.trainer.distributed import barrier, gather_from_ranks
 from trainkit.trainer.metrics.memory_breakdown import local
 from trainkit.trainer.parallel import Strategy
@@ -89,9 +89,11 @@ class Checkpoints:
         self._timeout = timedelta(seconds=settings.recipe.hang.collective_seconds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._on_its_way: Future[object] | None = None
-        repo = asked.push_to_hub.repo
         self.reporters: Mapping[str, str] = {}  # ids of the runs elsewhere that get the metrics, by reporter
-        self.pushes = Uploads(settings, repo) if repo is not None and world.rank == 0 else None
+        self.uploads: list[Uploads] = []  # on rank 0
+        if world.rank == 0:
+            self.uploads += [HubUploads(settings, repo)] if (repo := asked.push_to_hub.repo) is not None else []
+            self.uploads += [Copies(settings, address)] if (address := asked.copy_to) is not None else []
 
     def save(
         self,
@@ -154,8 +156,8 @@ class Checkpoints:
                 self.wait()
             except Exception as error:  # noqa: BLE001 - the run has failed of something else
                 log.warning("the checkpoint in progress is lost too: %s", error)
-            if self.pushes is not None:
-                self.pushes.abandon()
+            for uploads in self.uploads:
+                uploads.abandon()
             raise
 
     def _write(self, step: int, put: Callable[[Path], None], generators: bytes) -> bool:
@@ -191,8 +193,9 @@ class Checkpoints:
             if world.rank == 0:
                 self._publish(self._scratch(step), {**content, "files": files}, spared)
             barrier(world)
-        if self.pushes is not None and self.root is not None:
-            self.pushes.saved(step_folder(self.root, step))
+        assert self.root is not None
+        for uploads in self.uploads:
+            uploads.saved(step_folder(self.root, step))
 
     def _scratch(self, step: int) -> Path:
         assert self.root is not None
