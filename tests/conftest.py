@@ -33,7 +33,13 @@ from tests.warm_commands import fits, run_warm
 hypothesis.settings.register_profile("trainkit", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("trainkit")
-pytest_plugins = ["tests.hub_server.server", "tests.made_up_plans", "tests.made_up_recipes", "tests.tiers"]
+pytest_plugins = [
+    "tests.bucket_server",
+    "tests.hub_server.server",
+    "tests.made_up_plans",
+    "tests.made_up_recipes",
+    "tests.tiers",
+]
 ROOT = Path(__file__).resolve().parents[1]
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 AFRESH = "checkpoint.resume=never"
 NO_SAVE = "checkpoint.at_end=false"  # a bench measures, and keeps no model
 NO_UPLOAD = "checkpoint.push_to_hub!={}"  # nor is what it has trained for others
+NO_COPY = "checkpoint.copy_to=null"
 
 
 Only = Annotated[str | None, Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
@@ -118,13 +119,14 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
 ) -> Resolved:
     """A recipe or variant that keeps no model and uploads nothing, which is said of each repository."""
     found = resolve_request(recipe, overrides, presets, context.obj, variant)
-    repo = found.recipe.checkpoint.push_to_hub.repo
-    others = [NO_SAVE] if found.recipe.program.kind == "builtin" and found.recipe.checkpoint.at_end else []
-    if repo is not None:
-        others.append(NO_UPLOAD)
-        if repo not in said:
-            sys.stderr.write(one_line(f"note: bench uploads nothing to {repo}") + "\n")
-            said.add(repo)
+    asked = found.recipe.checkpoint
+    others = [NO_SAVE] if found.recipe.program.kind == "builtin" and asked.at_end else []
+    for place, word in ((asked.push_to_hub.repo, NO_UPLOAD), (asked.copy_to, NO_COPY)):
+        if place is not None:
+            others.append(word)
+            if place not in said:
+                sys.stderr.write(one_line(f"note: bench uploads nothing to {place}") + "\n")
+                said.add(place)
     return resolve_request(recipe, (*overrides, *others), presets, context.obj, variant) if others else found
 
 

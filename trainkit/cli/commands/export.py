@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +20,7 @@ from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Root
 from trainkit.errors import UsageError
 from trainkit.files import is_there
+from trainkit.recipe.address import scheme
 from trainkit.recipe.hub_name import has_owner
 from trainkit.text import join_names
 
@@ -45,11 +49,15 @@ def export(  # noqa: PLR0917 - a command's options
         str,
         Argument(
             metavar="RUN_OR_CHECKPOINT",
-            help="A run directory, a run's id or name (its newest checkpoint), or a checkpoint folder.",
+            help="A run directory, a run's id or name (its newest checkpoint), or a checkpoint folder or its address.",
         ),
     ],
     destination: Annotated[
-        str, Argument(metavar="[DEST]", help="Folder to create; default: <run>/exports/step-<8 digits>[-adapter].")
+        str,
+        Argument(
+            metavar="[DEST]",
+            help="Folder to create, also by an address (s3://…); default: <run>/exports/step-<8 digits>[-adapter].",
+        ),
     ] = "",
     best: Annotated[
         bool, Option("--best", help="The run's checkpoint with the best evaluation instead of the newest.")
@@ -64,24 +72,76 @@ def export(  # noqa: PLR0917 - a command's options
     """Export a checkpoint's model, whichever strategy saved it, as `from_pretrained` and serving engines expect it.
 
     The folder has weights, settings, tokenizer and a model card. Adapters (LoRA) are merged into the weights, unless
-    --adapter exports only them. With --push it is uploaded, with the token of HF_TOKEN or of `hf auth login`.
+    --adapter exports only them. With --push it is uploaded, with the token of HF_TOKEN or of `hf auth login`. For an
+    address (s3://bucket/path) the credentials are those in the environment.
 
     Example: trainkit export quickstart weights/
     """
     if private and push is None:
         raise UsageError("--private requires --push", hint="add --push OWNER/NAME")
-    checkpoint = find_checkpoint(source, root, best=best)
-    target = new_folder(destination, checkpoint, "-adapter" if adapter else "", push)
-    if push is not None:
-        make_ready(push, private, "adapters" if adapter else "weights")
-    # torch is imported by a process of its own: this one starts fast, and never needs it.
-    argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
-    argv += ["--dtype", dtype] if dtype else []
-    options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
-    end_with(run_module([*argv, *(option for option, given in options if given)]))
-    write_text(f"{target}\n")
-    if push is not None:
-        upload(target, push, f"{checkpoint.name} of {checkpoint.parents[2].name}")
+    elsewhere = destination if scheme(destination) else ""
+    if push is not None and elsewhere:
+        raise UsageError(
+            f"--push uploads a folder of this machine, and {elsewhere} is none", hint="export to each alone"
+        )
+    if elsewhere:
+        require_free(elsewhere)
+    with ExitStack() as scratch:
+        checkpoint = (
+            fetched(source, destination, scratch) if scheme(source) else find_checkpoint(source, root, best=best)
+        )
+        # On the disk of the checkpoint: a model fits there.
+        beside = str(temporary(checkpoint.parents[1], scratch) / "model") if elsewhere else destination
+        target = new_folder(beside, checkpoint, "-adapter" if adapter else "", push)
+        if push is not None:
+            make_ready(push, private, "adapters" if adapter else "weights")
+        # torch is imported by a process of its own: this one starts fast, and never needs it.
+        argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
+        argv += ["--dtype", dtype] if dtype else []
+        options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
+        end_with(run_module([*argv, *(option for option, given in options if given)]))
+        if elsewhere:
+            copy(target, elsewhere, scratch)
+        write_text(f"{elsewhere or target}\n")
+        if push is not None:
+            upload(target, push, f"{checkpoint.name} of {checkpoint.parents[2].name}")
+
+
+def temporary(parent: Path | None, scratch: ExitStack) -> Path:
+    """A temporary folder, by default in that of the system; it is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix=".export-", dir=parent))
+    scratch.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def require_free(address: str) -> None:
+    """UsageError where something is at an address. MachineError if that cannot be read."""
+    from trainkit.runner.rundir.elsewhere import explained, open_folder
+
+    with explained(f"{address} cannot be read", address):
+        if open_folder(address).sizes():
+            raise UsageError(f"{address} exists", hint="give another destination, or remove it")
+
+
+def fetched(address: str, destination: str, scratch: ExitStack) -> Path:
+    """The checkpoint at an address, in a temporary folder."""
+    from trainkit.runner.rundir.elsewhere import fetch_named
+
+    if not destination:
+        raise UsageError(f"where {address} is exported to is not named", hint=f"trainkit export {address} FOLDER")
+    return fetch_named(address, temporary(None, scratch))
+
+
+def copy(export: Path, address: str, scratch: ExitStack) -> None:
+    """Copy an export to an address; where that fails, or is interrupted, it stays on this machine."""
+    from trainkit.runner.rundir.elsewhere import copy_export
+
+    try:
+        copy_export(export, address)
+    except BaseException:
+        scratch.pop_all()
+        sys.stderr.write(f"The weights are in {export}.\n")
+        raise
 
 
 def new_folder(destination: str, checkpoint: Path, kind: str, repo: str | None) -> Path:

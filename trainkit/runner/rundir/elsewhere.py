@@ -1,4 +1,4 @@
-"""Checkpoints in a folder elsewhere (`checkpoint.copy_to`): list them, copy one there, fetch one from there.
+"""Checkpoints and exports in a folder elsewhere (`checkpoint.copy_to`): list, copy there, fetch from there.
 
 The folder has runs as output.root has them: <address>/<name>/<run>/checkpoints/step-<8 digits>. There, too, a folder
 without a manifest is not a checkpoint: the manifest is written last, and removed first. fsspec does the work, with the
@@ -10,6 +10,7 @@ credentials that it finds in the environment or in the user's own files.
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import os
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from trainkit.distribution import install
-from trainkit.errors import MachineError, TrainkitError, first_line, one_line_each
+from trainkit.errors import MachineError, TrainkitError, UsageError, first_line, one_line_each
 from trainkit.files import LARGEST, hold_lock, parse_json, publish, read_whole, remove_tree
 from trainkit.hub.push import end_with_input
 from trainkit.planner.resume import FOLDER, SavedCheckpoint
@@ -30,6 +31,7 @@ from trainkit.recipe.secrets import mask_values
 from trainkit.runner.rundir.layout import MANIFEST
 from trainkit.runner.rundir.listing import described, named_checkpoint
 
+CONFIGS = ("config.json", "adapter_config.json")  # of an export, by which readers know it
 # Of a run, what makes its folder one: `trainkit export` reads the first, and run directories are known by the others.
 RUN_FILES = ("trainer.json", "recipe.yaml", "plan.json")
 PART = 1 << 25  # bytes that are fetched at once
@@ -46,13 +48,10 @@ class Folder(NamedTuple):
 
     def sizes(self, inside: str = "") -> dict[str, int]:
         """The size in bytes of every file in it, by its path from here; empty where there is no such folder."""
-        top = f"{self.path}/{inside}" if inside else self.path
         try:
-            found = self.system.find(top, detail=True)
+            found = self.system.find(f"{self.path}/{inside}" if inside else self.path, detail=True)
         except FileNotFoundError:
-            if inside or self.system.protocol in ("file", ("file", "local")):
-                return {}
-            raise  # no such bucket
+            return {}
         start = len(self.path) + 1
         return {path[start:]: int(facts["size"]) for path, facts in found.items()}
 
@@ -98,6 +97,10 @@ def explained(what: str, address: str) -> Iterator[None]:
     except (TrainkitError, KeyboardInterrupt):
         raise
     except Exception as error:  # the file systems and their HTTP libraries may raise anything
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise MachineError(
+                f"{what}: {error.strerror}", hint="free space, or set output.root to another disk"
+            ) from error
         reason = mask_values(" ".join(str(error).split()))[:LONGEST] or type(error).__name__
         package = PACKAGES.get(scheme(address), "")
         variables = ", ".join(CREDENTIALS.get(package, ()))
@@ -140,7 +143,7 @@ def copy_checkpoint(checkpoint: Path, address: str, keep: int = 0, spared: int |
     folder, of_run = open_folder(address), f"{run.parent.name}/{run.name}"
     there = f"{of_run}/checkpoints/{checkpoint.name}"
     target = f"{address.rstrip('/')}/{there}"
-    with explained(f"{checkpoint.name} cannot be copied to {address}", address):
+    with explained(f"nothing can be uploaded to {address}", address):
         sizes = {str(each.relative_to(checkpoint)): each.stat().st_size for each in _files(checkpoint)}
         if folder.sizes(there) != {f"{there}/{name}": size for name, size in sizes.items()} or (
             folder.read(f"{there}/{MANIFEST}") != manifest
@@ -159,6 +162,34 @@ def copy_checkpoint(checkpoint: Path, address: str, keep: int = 0, spared: int |
         if keep:
             _remove_older(folder, f"{of_run}/checkpoints", checkpoint.name, keep, spared)
     return target
+
+
+def copy_export(export: Path, address: str) -> None:
+    """Copy an exported model to a folder elsewhere; the files by which readers know it come last.
+
+    MachineError if it is not there whole in the end.
+    """
+    folder = open_folder(address)
+    with explained(f"the export cannot be copied to {address}", address):
+        sizes = {str(each.relative_to(export)): each.stat().st_size for each in _files(export)}
+        for name in sorted(sizes, key=lambda name: name in CONFIGS):
+            folder.put(export / name, name)
+        if wrong := sizes.items() - folder.sizes().items():
+            raise MachineError(
+                f"{address} is not whole: {', '.join(sorted(name for name, _ in wrong))} has not arrived"
+            )
+
+
+def fetch_named(address: str, parent: Path) -> Path:
+    """Fetch the checkpoint at an address, with its run's files, below a folder; its path there."""
+    *root, name, run, checkpoints, step = address.rstrip("/").split("/")
+    if checkpoints != "checkpoints" or not FOLDER.match(step) or not any(root):
+        raise UsageError(
+            f"{address} is not a checkpoint", hint="write it as <address>/<name>/<run>/checkpoints/step-<8 digits>"
+        )
+    checkpoint = parent.absolute() / name / run / checkpoints / step
+    fetch_checkpoint(checkpoint, "/".join(root))
+    return checkpoint
 
 
 def _files(folder: Path) -> list[Path]:
@@ -287,7 +318,7 @@ def make_ready(address: str, run: Path, checkpoint: Path | None, node: int = 0) 
     if checkpoint is not None and fetch_checkpoint(checkpoint, address):
         sys.stdout.write(f"fetched {checkpoint}\n")
     if node == 0:
-        with explained(f"nothing can be copied to {address}", address):
+        with explained(f"nothing can be uploaded to {address}", address):
             copy_run_files(run, open_folder(address))
 
 

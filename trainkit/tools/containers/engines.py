@@ -108,6 +108,9 @@ def _own_mounts(context: Context) -> Iterator[Mount]:
         yield Mount(folder, folder, False, keys, _SAME)
     if output.startswith("/"):  # checkpoints of earlier runs lie there too
         yield Mount(text(output), text(output), False, ("output.root",), _SAME)
+    copies = context.recipe.checkpoint.copy_to or ""
+    if copies.startswith("/"):
+        yield Mount(text(copies), text(copies), False, ("checkpoint.copy_to",), _SAME)
     caches = text(*cache_folder(context))
     yield Mount(caches, caches, False, ("container.caches",), _SAME)
     rule = "trainkit's own code, for the ranks' wrapper; the image needs none"
