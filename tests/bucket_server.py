@@ -57,6 +57,11 @@ class BucketServer:
         self.held.clear()
         self._lost = re.compile(pattern)
 
+    def refuse(self, pattern: str) -> None:
+        """Answer the requests that match with 403, until `release`."""
+        self.lose(pattern)
+        self._released.set()
+
     def release(self) -> None:
         """Let all requests through, those that are held unanswered."""
         self._lost = None
@@ -96,7 +101,7 @@ class BucketServer:
         if self._lost is not None and self._lost.search(f"{seen.method} {seen.path}"):
             self.held.set()
             self._released.wait(60)
-            start_response("400 Bad Request", [])
+            start_response("403 Forbidden", [])
             return []
         return self._app(environ, start_response)
 
