@@ -96,13 +96,13 @@ def _metric(package: str) -> Callable[[Context], str]:
     return needed
 
 
-def _storage(*packages: str) -> Callable[[Context], str]:
-    """An address that fsspec reads by one of these packages."""
+def _storage(package: str) -> Callable[[Context], str]:
+    """An address that fsspec reads by a package."""
 
     def needed(c: Context) -> str:
         address = c.recipe.checkpoint.copy_to if c.program == "builtin" else None
-        package = PACKAGES.get(scheme(address), "") if address is not None else None
-        return f"checkpoint.copy_to {scheme(address or '')}://" if package in packages else ""
+        kind = scheme(address or "")
+        return f"checkpoint.copy_to {kind}://" if PACKAGES.get(kind) == package else ""
 
     return needed
 
@@ -181,7 +181,9 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         RELEASES["fsspec"][0],
         lambda c: "checkpoint.copy_to" if c.program == "builtin" and c.recipe.checkpoint.copy_to is not None else "",
     ),
-    *(Requirement(package, RELEASES["fsspec"][0], _storage(package)) for package in sorted({*PACKAGES.values()})),
+    Requirement("s3fs", RELEASES["s3fs"][0], _storage("s3fs")),
+    # never tried here
+    *(Requirement(name, "2024.4", _storage(name), install=f"{{pip}} install {name}") for name in ("adlfs", "gcsfs")),
     Requirement("tensorboard", "2.18", _builtin("logging.report_to", "tensorboard")),
     Requirement("trackio", "0.43", _builtin("logging.report_to", "trackio")),
     Requirement("wandb", "0.19", _builtin("logging.report_to", "wandb")),
