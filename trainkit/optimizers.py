@@ -15,8 +15,10 @@ ZERO = ("zero1", "zero2", "zero3")
 ON_DEEPSPEED = ("zero0", *ZERO)  # the strategies of DeepSpeed's engine
 
 
-# Of a tensor: two moments of its size; also in 8 bits; rows and columns of squares; sums of squares; a momentum.
-Keeps = Literal["moments", "8-bit moments", "factors", "squares", "momentum"]
+# Of a tensor: two moments of its size; also in 8 bits; rows and columns of squares; sums of squares; a momentum; a
+# momentum of a matrix of a block, and two moments of another tensor.
+Keeps = Literal["moments", "8-bit moments", "factors", "squares", "momentum", "momentum of matrices"]
+ROUTERS = {"router", "gate", "shared_expert_gate"}  # modules that choose experts, by their names in transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Optimizer:
 
     path: import path of its class. arguments: how the recipe's settings reach the class, by the class's own names;
         a tuple is handed over as one value. fixed: arguments that are always the same; fixed_on: on one device;
-        fixed_sharded: for sharded tensors (fsdp's DTensor).
+        fixed_sharded: for sharded tensors (fsdp's DTensor). by_matrix: whether its groups say which tensors are
+        matrices of blocks (`matrices`), as `is_hidden_matrix` has it.
     state: optimizer state per parameter with fp32 weights, in words (tests measure it); state_bytes: the same as a
         number, None where it depends on shapes. speed, when: for the table of techniques; an empty `when` adds no row.
     deepspeed: the type that DeepSpeed makes of its own file; empty where it has none.
@@ -69,6 +72,7 @@ class Optimizer:
     fixed: Mapping[str, object] = field(default_factory=dict)
     fixed_on: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     fixed_sharded: Mapping[str, object] = field(default_factory=dict)
+    by_matrix: bool = False
     requires: Package | None = None
     unsupported: tuple[Incompatibility, ...] = ()
     deepspeed: str = ""
@@ -90,6 +94,17 @@ class Optimizer:
         """Which of MOMENTS the class is given."""
         used = {name for each in self.arguments.values() for name in (each if isinstance(each, tuple) else (each,))}
         return tuple(name for name in MOMENTS if name in used)
+
+
+def is_hidden_matrix(name: str, dimensions: int, *, embedding: bool) -> bool:
+    """Whether a parameter is the weight of a linear layer inside a list of blocks; embeddings and routers are none.
+
+    What Muon is for (kellerjordan.github.io/posts/muon): embeddings, the output layer and heads, which stand outside
+    the blocks, and whatever is no matrix stay with AdamW; so do the stacks of experts, of three dimensions.
+    """
+    *modules, leaf = name.split(".")
+    inside = any(each.isdecimal() for each in modules[:-1])
+    return inside and leaf == "weight" and dimensions == 2 and not embedding and not ROUTERS & set(modules)
 
 
 ADAM: Mapping[str, str | tuple[str, ...]] = {"betas": ("beta1", "beta2"), "eps": "eps"}
@@ -238,6 +253,25 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         ),
         keeps="factors",
         lighter="another learning rate",
+    ),
+    "muon": Optimizer(
+        "trainkit.trainer.muon:MuonWithAdamW",
+        ADAM,
+        "4 bytes of state per parameter of the blocks' matrices (momentum), 8 of the others (AdamW)",
+        "some matrix products for each matrix; under ddp and fsdp each rank computes all of them",
+        "a model is trained from scratch: fewer steps than AdamW to the same loss (arXiv:2502.16982)",
+        fixed_on={device: {"fused": True} for device in ("cuda", "cpu")},  # of the AdamW in it
+        by_matrix=True,
+        requires=Package("torch", "2.9"),
+        unsupported=(
+            Incompatibility(
+                "DeepSpeed hands the optimizer one flat vector per rank, and Muon needs whole matrices",
+                "optimizer.name: adamw_torch, or strategy.kind: fsdp",
+                strategies=ZERO,
+            ),
+        ),
+        hf_unsupported=("Trainer has no optimizer of this name", "set optimizer.name to adamw_torch"),
+        keeps="momentum of matrices",
     ),
     "adagrad": Optimizer(
         "torch.optim:Adagrad",

@@ -12,6 +12,8 @@ from tests.warm_ranks import run_case
 
 STEPS = 4
 RATES = {"adafactor": 3e-2, "adagrad": 1e-2}
+# Muon iterates in bf16, where the last digits of a gradient, summed in another order, count for more.
+NEAR = {"muon": 2e-5}
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,7 @@ def losses(optimizer: str, strategy: str, corpus: Path, run_dir: Path) -> Mappin
     [
         ("adamw_anyprecision", ("fsdp", "zero2")),
         ("adagrad", ("fsdp",)),
+        ("muon", ("ddp", "fsdp")),
         ("adafactor", ("ddp",)),
         ("adamw_bnb_8bit", ("ddp",)),
     ],
@@ -47,4 +50,5 @@ def test_an_optimizer_gives_the_losses_of_a_single_process(
     alone = losses(optimizer, "single", corpus, tmp_path / "single")
     assert alone[STEPS] < alone[1]
     for strategy in strategies:
-        assert largest_difference(alone, losses(optimizer, strategy, corpus, tmp_path / strategy)) < 1e-6
+        found = losses(optimizer, strategy, corpus, tmp_path / strategy)
+        assert largest_difference(alone, found) < NEAR.get(optimizer, 1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.trainer.training import CPU, MakeSettings
 from trainkit.errors import TrainingError
@@ -63,9 +64,9 @@ def test_sharded_tensors_reach_no_kernel_that_takes_whole_ones(model: Gpt) -> No
 @pytest.mark.parametrize("name", HERE)
 def test_every_optimizer_decays_matrices_and_no_norm_or_bias(name: str, model: Gpt) -> None:
     groups = build_optimizer(model, Optimizer.model_validate({"name": name, "weight_decay": 0.2})).param_groups
-    assert [group["weight_decay"] for group in groups] == [0.2, 0.0]
-    assert {parameter.dim() for parameter in groups[0]["params"]} == {2}
-    assert {parameter.dim() for parameter in groups[1]["params"]} == {1}
+    assert {group["weight_decay"] for group in groups} == {0.2, 0.0}
+    for group in groups:
+        assert {parameter.dim() for parameter in group["params"]} == {2 if group["weight_decay"] else 1}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,61 @@ def test_state_takes_as_many_bytes_per_parameter_as_its_kind_says(name: str, per
     optimizer = stepped(model, name=name)
     held = sum(state_bytes(optimizer, parameter) for parameter in model.parameters())
     assert held == per_parameter * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest(model: Gpt) -> None:
+    optimizer = stepped(model, name="muon")
+    kept = {name: set(optimizer.state[each]) for name, each in model.named_parameters()}
+    matrices = {name for name, held in kept.items() if held == {"momentum_buffer"}}
+    in_blocks = {
+        f"{place}.weight"
+        for place, each in model.named_modules()
+        if isinstance(each, nn.Linear) and place.startswith("blocks.")
+    }
+    assert matrices == in_blocks != set()
+    assert all(held == {"step", "exp_avg", "exp_avg_sq"} for name, held in kept.items() if name not in matrices)
+    for name, each in model.named_parameters():
+        assert state_bytes(optimizer, each) == (4 if name in matrices else 8) * each.numel()
+
+
+def test_muon_takes_the_steps_of_pytorchs_own_two(model: Gpt) -> None:
+    other = copy.deepcopy(model)
+    ours = build_optimizer(model, Optimizer.model_validate({"name": "muon", "lr": 1e-2, "args": {"ns_steps": 4}}))
+    hidden = [each for name, each in other.named_parameters() if "blocks" in name and each.dim() == 2]
+    rest = [each for name, each in other.named_parameters() if not ("blocks" in name and each.dim() == 2)]
+    muon = torch.optim.Muon(hidden, lr=1e-2, weight_decay=0.1, ns_steps=4, adjust_lr_fn="match_rms_adamw")
+    groups = [
+        {"params": [each for each in rest if each.dim() == dimensions], "weight_decay": decay}
+        for dimensions, decay in ((2, 0.1), (1, 0.0))
+    ]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
+    tokens = torch.arange(8)[None]
+    for _ in range(3):
+        for each, optimizers in ((model, (ours,)), (other, (muon, adamw))):
+            each.zero_grad()
+            each(tokens, tokens).backward()
+            for one in optimizers:
+                one.step()
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_muon_updates_a_sharded_matrix_as_a_whole_one() -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(6, 4), torch.randn(3, 6, 4)
+    ends = []
+    with process_group(World(), CPU, needed=True):
+        mesh = init_device_mesh("cpu", (1,))
+        for place in (lambda whole: whole, lambda whole: distribute_tensor(whole, mesh, [Shard(0)])):
+            layer = nn.Linear(4, 6, bias=False)
+            layer.weight = nn.Parameter(place(start.clone()))
+            blocks = nn.ModuleList([nn.ModuleDict({"layer": layer})])
+            optimizer = build_optimizer(blocks, Optimizer.model_validate({"name": "muon", "lr": 1e-2}))
+            for gradient in gradients:
+                layer.weight.grad = place(gradient.clone())
+                optimizer.step()
+            ends.append(layer.weight)
+        assert isinstance(ends[1], DTensor)
+        assert torch.allclose(ends[0], ends[1].full_tensor(), rtol=0, atol=1e-7)
 
 
 def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(model: Gpt) -> None:
@@ -189,6 +245,7 @@ def test_a_class_of_ones_own_stands_in_the_working_folder(
         ({"name": "no_such_package:Adam"}, "no_such_package:Adam cannot be imported"),
         ({"name": "torch.optim:Adum"}, "torch.optim:Adum cannot be imported"),
         ({"name": "sgd", "args": {"momentun": 0.9}}, "momentun"),
+        ({"name": "muon", "args": {"momentun": 0.9}}, "momentun"),
         pytest.param(
             {"name": "torch.optim:Muon"},
             "torch.optim:Muon does not take .* Muon only supports 2D parameters",

@@ -352,7 +352,7 @@ class Estimate:
 
     def _state(self) -> int:
         """Bytes of the optimizer's state of all ranks, with the 32-bit weights that an engine keeps beside others."""
-        tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in self.trace.trained]
+        tensors = [Tensor.of(each) for each in self.trace.trained]
         return sum(sum(state(self.run.optimizer, each, self.run.momentum) or ()) for each in tensors)
 
     def use(self) -> Use:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from trainkit.foresight.strategies import BYTES, Run
 from trainkit.foresight.trace import Trace, Work
-from trainkit.foresight.updates import Tensor, state
+from trainkit.foresight.updates import Tensor, orthogonalizing_flops, state
 from trainkit.machine.accelerators import Accelerator
+from trainkit.optimizers import optimizer
 
 ARITHMETIC, TRAFFIC, CONNECTION = 0.7, 0.85, 0.75  # shares of the peaks of data sheets that are reached
 DISPATCH = 6e-6  # seconds that an operator takes to start on a GPU at least
@@ -100,7 +101,7 @@ def updated(trace: Trace, run: Run) -> float:
     """Bytes that the optimizer's step reads and writes on a rank."""
     share = 1 / run.ranks if run.strategy in ("fsdp", "zero1", "zero2", "zero3") else 1.0
     mine = share * sum(each.bytes for each in trace.trained)
-    tensors = [Tensor(each.shape, int(each.item), each.embedding) for each in trace.trained]
+    tensors = [Tensor.of(each) for each in trace.trained]
     kept = [state(run.optimizer, each, run.momentum) for each in tensors]
     states = share * sum(size for sizes in kept for size in sizes or ())
     # Gradients are read twice (the norm), weights and state are read and written.
@@ -115,6 +116,9 @@ def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
     if run.device == "cpu":  # where all of it lies in the same memory
         offloads.clear()
     updating = updated(trace, run) / (HOST_LINK if offloads else pace.bandwidth)
+    if optimizer(run.optimizer).by_matrix:
+        half = pace.flops.get("bf16") or pace.flops["fp32"]
+        updating += orthogonalizing_flops([Tensor.of(each) for each in trace.trained]) / half
     updating += moved(trace, run, offloads) / HOST_LINK
     talking = traffic(trace, run) / _link(run, pace) + collectives(trace, run) * START[run.device]
     return StepTime(computing, updating, talking if pace.adds else max(0.0, talking - computing))
@@ -163,7 +167,9 @@ def traffic(trace: Trace, run: Run) -> float:
         return 2 * share * reduced
     if run.strategy == "fsdp":
         reductions = run.accumulation if run.options.get("reduce_gradients", "each_micro_step") != "once" else 1
-        return share * (run.accumulation * _gathers(run) * weights + reductions * reduced)
+        whole = [Tensor.of(each) for each in trace.trained] if optimizer(run.optimizer).by_matrix else ()
+        directions = 2 * sum(each.size for each in whole if each.hidden)  # which are gathered in bf16
+        return share * (run.accumulation * _gathers(run) * weights + reductions * reduced + directions)
     if run.strategy == "zero3":
         return share * run.accumulation * (2 * weights + values * low)
     reductions = 1 if run.strategy == "zero1" else run.accumulation

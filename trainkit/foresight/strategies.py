@@ -138,7 +138,7 @@ class Whole:
 
     def tensors(self) -> list[Tensor]:
         """What this rank updates."""
-        return [Tensor(each.shape, int(each.item), each.embedding) for each in self.trace.trained]
+        return [Tensor.of(each) for each in self.trace.trained]
 
     def optimize(self, memory: Timeline, tensors: Sequence[Tensor]) -> None:
         """State is made in the first step, and stays."""
@@ -375,8 +375,7 @@ class Sharded(Whole):
             home.take(name, final, GRADIENTS, REDUCE, "reduce-scatter")
 
     def update(self) -> None:
-        shares = [Tensor((-(-(each.shape or (1,))[0] // self._ranks), *each.shape[1:]), int(each.item), each.embedding)
-                  for each in self.trace.trained]  # fmt: skip
+        shares = [Tensor.of(each, self._ranks) for each in self.trace.trained]
         home = self.host if self._offloads else self.device
         self.optimize(home, shares)
         for unit in self._units:

@@ -6,17 +6,32 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+from trainkit.foresight.trace import Parameter
+from trainkit.optimizers import is_hidden_matrix
 from trainkit.optimizers import optimizer as known
 
 BLOCK, SMALL = 256, 4096  # of bitsandbytes: values of a scale, and values from which state is in 8 bits
 
 
 class Tensor(NamedTuple):
-    """A trained tensor as a rank updates it. item: bytes of a value. embedding: whether it is a table of one."""
+    """A trained tensor as a rank updates it. item: bytes of a value. embedding: whether it is a table of one.
+
+    hidden: whether it is a matrix of a block. rows: of all ranks together, where this one has some of them; else 0.
+    """
 
     shape: tuple[int, ...]
     item: int
     embedding: bool = False
+    hidden: bool = False
+    rows: int = 0
+
+    @classmethod
+    def of(cls, parameter: Parameter, ranks: int = 1) -> Tensor:
+        """A parameter's, or the share of it that one of the ranks has, by rows."""
+        rows = (parameter.shape or (1,))[0]
+        shape = (-(-rows // ranks), *parameter.shape[1:]) if ranks > 1 else parameter.shape
+        hidden = is_hidden_matrix(parameter.name, len(parameter.shape), embedding=parameter.embedding)
+        return cls(shape, int(parameter.item), parameter.embedding, hidden, rows if ranks > 1 else 0)
 
     @property
     def size(self) -> int:
@@ -45,7 +60,30 @@ def state(optimizer: str, tensor: Tensor, momentum: float = 0.9) -> list[int] | 
         return [tensor.bytes]
     if kept.keeps == "momentum":
         return [tensor.bytes] if momentum else []
+    if kept.keeps == "momentum of matrices":
+        return [tensor.bytes] if tensor.hidden else [tensor.bytes, tensor.bytes]
     return None
+
+
+def _orthogonalizing(matrix: Tensor) -> int:
+    """Bytes beside a matrix while Muon computes its update (torch/optim/_muon.py; trainkit/trainer/muon.py).
+
+    The direction in its format; in bf16 what is iterated, before and after a step, and two products of the short side
+    with itself; of a sharded one the whole direction, its momentum and the update in fp32 besides.
+    """
+    rows, columns = matrix.rows or matrix.shape[0], matrix.shape[1]
+    size, short = rows * columns, min(rows, columns)
+    gathered = 12 * size if matrix.rows else 0
+    return matrix.bytes + gathered + 2 * (2 * size + 2 * short * short)
+
+
+def orthogonalizing_flops(tensors: Sequence[Tensor], steps: int = 5) -> float:
+    """Operations of Muon's iterations: three products in each, of a matrix and of its short side's (its paper)."""
+    found = 0.0
+    for each in (each for each in tensors if each.hidden):
+        short, long = sorted((each.rows or each.shape[0], each.shape[1]))
+        found += steps * (4.0 * short * short * long + 2.0 * short**3)
+    return found
 
 
 def temporaries(optimizer: str, groups: Sequence[Sequence[Tensor]], device: str) -> int:
@@ -59,6 +97,8 @@ def temporaries(optimizer: str, groups: Sequence[Sequence[Tensor]], device: str)
         return 2 * largest if device == "mps" and not kept.fixed else 0
     if kept.keeps == "momentum":
         return whole if many else largest  # the gradients with weight decay
+    if kept.keeps == "momentum of matrices":
+        return max((_orthogonalizing(each) for group in groups for each in group if each.hidden), default=0)
     if kept.keeps == "squares":
         return 2 * whole if many else 2 * largest
     return largest  # an estimate of the second moment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainkit.errors import TrainingError
-from trainkit.optimizers import optimizer
+from trainkit.optimizers import is_hidden_matrix, optimizer
 from trainkit.recipe.schema import Optimizer, Schedule
 from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.settings import Settings
@@ -33,9 +33,31 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
+def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
+    """The weights of linear layers inside blocks."""
+    embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
+    return {
+        each
+        for name, each in model.named_parameters()
+        if is_hidden_matrix(name, each.dim(), embedding=each in embeddings)
+    }
+
+
+def _by_matrix(groups: Groups, hidden: Set[nn.Parameter]) -> Groups:
+    """Each group in two: those of its parameters that are matrices of blocks, and the others."""
+    split = [
+        {**group, "params": [each for each in group["params"] if (each in hidden) is matrices], "matrices": matrices}
+        for group in groups
+        for matrices in (True, False)
+    ]
+    return [group for group in split if group["params"]]
+
+
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """The optimizer that the recipe names. TrainingError when it cannot be imported or refuses what it is given."""
     groups = parameter_groups(model.parameters(), settings.weight_decay)
+    if optimizer(settings.name).by_matrix:
+        groups = _by_matrix(groups, hidden_matrices(model))
     make, arguments = optimizer_class(settings)
     parameters = [parameter for group in groups for parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
