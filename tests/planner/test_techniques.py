@@ -74,7 +74,7 @@ def test_of_a_program_of_the_users_own_no_technique_is_claimed(layered: Layered,
     ("recipe", "key"),
     [
         ({"precision": {"eval": "bf16"}}, "precision.eval"),
-        ({"efficiency": {"compile": {"enabled": True, "scope": "blocks"}}}, "efficiency.compile.scope"),
+        ({"efficiency": {"compile": {"enabled": True, "scope": "model"}}}, "efficiency.compile.scope"),
         ({"efficiency": {"compile": {"enabled": True, "mode": "reduce-overhead"}}}, "efficiency.compile.mode"),
         ({"data": {"workers": 1, "prefetch_factor": 4}}, "data.prefetch_factor"),
         ({"data": {"kind": "dataset", "path": "rows.jsonl"}}, "data.packing"),

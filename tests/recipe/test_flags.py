@@ -289,6 +289,9 @@ def test_what_a_recipe_has_no_word_for_is_said_with_the_next_step(refuse: Refuse
         "--max_steps 5 --warmup_ratio 0.1 --warmup_steps 0": "keep one of the two",
         "--mixed_precision no --bf16": "keep one of the two",
         "--use_fsdp --fsdp_sharding_strategy x": "full_shard",
+        **dict.fromkeys(
+            ("--fp8", "--mixed_precision fp8", "precision=fp8", "precision.eval=fp8"), "write bf16; a script"
+        ),
         "--use_fsdp=false": "strategy.kind=",
     }.items():
         (found,) = refuse({"r.yaml": "train: {epochs: 1}\n"}, overrides=words.split())

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.trainer.training import MakeSettings, trained
 from trainkit.errors import TrainingError
+from trainkit.recipe.schema import Compile
 from trainkit.tools.compile_backends import GONE, LISTED
 from trainkit.trainer.__main__ import keep_compiled
-from trainkit.trainer.perf.efficiency import listed_backends
+from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.gpt import build_gpt
+from trainkit.trainer.models.hf import Transformer
+from trainkit.trainer.perf.efficiency import checkpoint_blocks, compile_model, listed_backends
 from trainkit.trainer.settings import Settings
 from trainkit.trainer.setup import prepared_model
 
@@ -57,8 +62,8 @@ def test_compile_time_is_told_from_the_time_of_steps(make_settings: MakeSettings
 # torch hides this warning of its own where warnings are not made errors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_per_block_compiles_the_blocks_and_not_the_model(make_settings: MakeSettings) -> None:
-    whole = prepared_model(compiled(make_settings, backend="aot_eager"))
-    blocks = prepared_model(compiled(make_settings, backend="aot_eager", scope="blocks"))
+    whole = prepared_model(compiled(make_settings, backend="aot_eager", scope="model"))
+    blocks = prepared_model(compiled(make_settings, backend="aot_eager"))
     assert whole._compiled_call_impl is not None
     assert blocks._compiled_call_impl is None
     assert all(block._compiled_call_impl is not None for block in blocks.blocks)
@@ -67,12 +72,58 @@ def test_per_block_compiles_the_blocks_and_not_the_model(make_settings: MakeSett
     assert by_blocks == pytest.approx(plain, rel=1e-6)
 
 
+def graphs_of_a_step(model: Model) -> int:
+    """How many graphs torch compiles in a forward and backward pass."""
+    torch.compiler.reset()
+    counters.clear()
+    tokens = torch.arange(16)[None]
+    model(tokens, tokens).backward()
+    assert not counters["graph_break"]
+    return int(counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.parametrize("kind", ["gpt", "hf"])
+@pytest.mark.parametrize("recomputed", [{}, {"every": True}, {"every": True, "selective": True}])
+def test_blocks_are_compiled_once_for_a_model_of_any_depth(
+    kind: str, recomputed: dict[str, Any], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    def model_of(layers: int, **compiling: Any) -> Model:
+        settings = make_settings(model={"layers": layers}, efficiency={"gradient_checkpointing": recomputed})
+        torch.manual_seed(0)
+        model: Model
+        if kind == "gpt":
+            model = build_gpt(settings.recipe)
+        else:
+            sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": layers}
+            transformers = pytest.importorskip("transformers")
+            inner = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=256, use_cache=False, **sizes))
+            model = Transformer(inner)
+        if recomputed:
+            asked = settings.recipe.efficiency.gradient_checkpointing
+            checkpoint_blocks(model.blocks, asked, dropout=False, compiled=bool(compiling))
+        if compiling:
+            compile_model(model, Compile(enabled=True, **compiling), "single")
+        return model
+
+    counts, tokens = [], torch.arange(16)[None]
+    for layers in (2, 8):
+        model = model_of(layers, backend="aot_eager")
+        counts.append(graphs_of_a_step(model))
+        plain = model_of(layers)
+        plain(tokens, tokens).backward()
+        for each, other in zip(model.parameters(), plain.parameters(), strict=True):
+            assert each.grad is not None
+            assert other.grad is not None
+            assert torch.allclose(each.grad, other.grad, rtol=1e-5, atol=1e-6)
+    assert counts == [1, 1]
+
+
 def test_a_name_that_is_gone_runs_with_what_stands_in_for_it(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: asked.append(options))
-    prepared_model(compiled(make_settings, backend="nvfuser", dynamic=True))
+    prepared_model(compiled(make_settings, backend="nvfuser", dynamic=True, scope="model"))
     assert asked == [{"backend": "inductor", "dynamic": True}]
 
 

@@ -170,10 +170,10 @@ TECHNIQUES: tuple[Technique, ...] = (
         "runs long enough to pay for the first step",
     ),
     Technique(
-        "efficiency.compile.scope: blocks",
-        "a shorter first step: one block is compiled for all; nothing is fused across blocks",
-        "as with the whole model",
-        "the model is deep, or sharded by fsdp or zero3",
+        "efficiency.compile.scope: model",
+        "a first step that is longer the deeper the model is; fuses across blocks, and compiles embeddings and head",
+        "as block by block",
+        "the model is shallow; not with fsdp or zero3",
     ),
     Technique(
         "efficiency.compile.mode: reduce-overhead",

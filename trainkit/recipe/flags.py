@@ -19,7 +19,7 @@ from trainkit.recipe.schema.launching import program_argv
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_line
 from trainkit.recipe.short_flags import OFF, ON, SPECIAL, Flag, ParsedFlag, setting_reader, switch_reader
 from trainkit.recipe.suggestions import did_you_mean, nearest_key
-from trainkit.recipe.validate import choices, takes_switch
+from trainkit.recipe.validate import choices, refused, takes_switch
 
 
 @cache
@@ -200,6 +200,8 @@ def _next(flag: Flag, remaining: list[str]) -> str | None:
 def _unknown_flag(name: str) -> tuple[str, str]:
     if name in ("set", "override", "overrides"):
         return f"unknown flag --{name}", "settings are written without dashes: train.steps=100"
+    if known := refused("precision.dtype", name):  # formats are flags of their own, as --bf16
+        return f"unknown flag --{name}: {known[0]}", known[1]
     hint = did_you_mean(name, flags(), "", "--")
     if not hint and (key := nearest_key(name)) in schema().settings:
         hint = f"did you mean {key}=…?"

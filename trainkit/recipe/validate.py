@@ -39,6 +39,10 @@ _BOUNDS = {
 
 _RANGE = re.compile(r"\s*\d+\s*(\.\.|[:-])\s*\d+\s*")
 
+_FP8 = (
+    "8-bit products are kernels of Transformer Engine or torchao, with scales that no recipe describes",
+    'write bf16; a script of your own can ask for it itself, by Accelerator(mixed_precision="fp8")',
+)
 # Values that people know from other tools: why they are not taken, and what to write instead.
 _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "optimizer.name": OTHER_NAMES,
@@ -54,10 +58,13 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "TF32 is how the hardware multiplies fp32 numbers",
             "write --with precision/tf32, or precision: {dtype: fp32, tf32: true}",
         ),
+        **dict.fromkeys(("fp8", "float8", "mxfp8", "fp8_e4m3"), _FP8),
         **dict.fromkeys(("16", "half", "float16"), ("PyTorch's float16", "write fp16")),
         "bfloat16": ("PyTorch's bfloat16", "write bf16"),
         **dict.fromkeys(("32", "float", "float32"), ("PyTorch's float32", "write fp32")),
     },
+    "precision.weights": dict.fromkeys(("fp8", "float8"), _FP8),
+    "precision.eval": dict.fromkeys(("fp8", "float8"), _FP8),
     "model.task": {
         **{
             name: ("TRL's trainers learn this, and trainkit launches them", f"start from `trainkit cp {recipe}`{more}")

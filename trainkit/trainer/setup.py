@@ -300,6 +300,7 @@ def made_model(recipe: Recipe, dtype: str, device: str, mesh: DeviceMesh | None 
             model.blocks,
             recipe.efficiency.gradient_checkpointing,
             dropout=model.stochastic,
+            compiled=recipe.efficiency.compile.enabled,
             watched=not recipe.efficiency.compile.enabled and device != "meta",
         )
     if recipe.efficiency.compile.enabled:

@@ -96,8 +96,9 @@ class Compile(Section):
     )
     scope: Literal["auto", "model", "blocks"] = setting(
         "auto",
-        "`model` compiles the whole model, `blocks` each transformer block, which compiles faster; `auto` is `model`, "
-        "but `blocks` under fsdp and zero3.",
+        "`blocks` compiles the code of a transformer block, once for all equal ones, so that compile time does not "
+        "grow with depth; `model` the whole model in one graph; `auto` is `blocks`, or `model` where there are none, "
+        "and with CUDA graphs.",
     )
 
 

@@ -208,8 +208,7 @@ def _compiles(context: Context) -> bool:
 
 
 def _by_blocks(context: Context) -> bool:
-    scope = context.recipe.efficiency.compile.scope
-    return scope == "blocks" or (scope == "auto" and context.recipe.strategy.kind in ("fsdp", "zero3"))
+    return context.recipe.efficiency.compile.scope != "model"
 
 
 def _dynamo(name: str, key: str, encode: Encoder, decode: Callable[[Any], Settings], **more: Any) -> AccelerateField:

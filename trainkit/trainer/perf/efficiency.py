@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint
 
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Compile, GradientCheckpointing
-from trainkit.tools.compile_backends import NOT_FOR_RUNNING, backend_in_use
+from trainkit.tools.compile_backends import NOT_FOR_RUNNING, backend_in_use, records_graphs
 from trainkit.trainer.metrics.memory_breakdown import watched_block
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.parallel import STRATEGIES
@@ -38,11 +39,17 @@ _MARKS = (_PROFILER._record_function_enter_new.default, _PROFILER._record_functi
 
 
 def checkpoint_blocks(
-    blocks: Iterable[nn.Module], settings: GradientCheckpointing, *, dropout: bool, watched: bool = False
+    blocks: Iterable[nn.Module],
+    settings: GradientCheckpointing,
+    *,
+    dropout: bool,
+    compiled: bool = False,
+    watched: bool = False,
 ) -> None:
     """Recompute every n-th block in backward, from the first on: less memory, about a quarter more time, equal bits.
 
-    dropout: of the model. watched: whether the account of memory may look into the blocks, which is not compiled.
+    dropout: of the model. compiled: whether torch.compile follows. watched: whether the account of memory may look into
+    the blocks, which are not compiled then.
     """
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -53,8 +60,20 @@ def checkpoint_blocks(
     if settings.selective:
         SAC_IGNORED_OPS.update(_MARKS)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+
+    def recomputed(block: Any, *args: Any, **kwargs: Any) -> Any:
+        # A frame of its own, with the block as an argument: torch.compile takes no frame of torch.utils.checkpoint for
+        # the outermost, and one whose code is the same for all blocks once for all.
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return type(block).forward(block, *args, **kwargs)
+
+        return checkpoint(forward, *args, **options, **kwargs)
+
     for block in list(blocks)[:: int(settings.every)]:
         # The block's forward is replaced, not the block: names in checkpoints and the hooks of FSDP and ZeRO stay.
+        if compiled:
+            block.forward = MethodType(recomputed, block)
+            continue
         kept = KEPT if settings.selective else ()
         forward = partial(watched_block, block.forward, kept) if watched else block.forward
         block.forward = partial(checkpoint, forward, **options)
@@ -67,7 +86,10 @@ def listed_backends() -> list[str]:
 
 
 def compile_model(model: Model, settings: Compile, strategy: str) -> None:
-    """Compile in place: faster steps after a first one of tens of seconds. TrainingError without the backend."""
+    """Compile in place, by default block by block: faster steps after a first one that compiles.
+
+    TrainingError without the backend.
+    """
     backend, backends = backend_in_use(settings.backend), listed_backends()
     if backend not in backends:
         raise TrainingError(
@@ -83,8 +105,13 @@ def compile_model(model: Model, settings: Compile, strategy: str) -> None:
         # It would choose kernels by their time on the device, which differs between runs, and they round otherwise.
         if hasattr(config, "deterministic"):  # since 2.10
             config.deterministic = True
-    blocks = settings.scope == "blocks" or (settings.scope == "auto" and STRATEGIES[strategy].hooks)
-    for module in model.blocks if blocks else [model]:
+    whole: list[nn.Module] = [model]
+    compiled = whole if settings.scope == "model" else list(model.blocks)
+    if settings.scope == "auto" and not STRATEGIES[strategy].hooks:  # which stand in the way of a graph of all
+        # A CUDA graph reads weights from where they were when it was recorded, so that blocks cannot share one.
+        compiled = whole if records_graphs(settings) else compiled or whole
+    for module in compiled:
+        # Equal blocks have one code, which is compiled once however many they are.
         # Not torch.compile(module), which would prefix the names in checkpoints with `_orig_mod`.
         module.compile(**options)
 
