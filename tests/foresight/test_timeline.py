@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.foresight.test_formula import GPT, made
+from trainkit.foresight.memory import simulate
 from trainkit.foresight.speed import collectives, moved
-from trainkit.foresight.strategies import Run
+from trainkit.foresight.strategies import Run, offloadable
 from trainkit.foresight.timeline import Timeline
 from trainkit.foresight.trace import ACTIVATIONS
 
@@ -65,3 +68,20 @@ def test_each_micro_step_of_fsdp_gathers_and_reduces_each_unit() -> None:
     assert collectives(trace, run) == 4 * units * 3
     assert collectives(trace, Run(strategy="ddp", ranks=2, local=2)) == 1
     assert collectives(trace, Run()) == 0
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp", 2)])
+def test_offloaded_activations_are_in_the_machines_memory_until_backward(strategy: str, ranks: int) -> None:
+    model = {**GPT, "layers": 6, "hidden_size": 256}
+    trace = made(model, 1024, micro=8)
+    run = Run(strategy=strategy, ranks=ranks, local=ranks, dtype="bf16", options={"sharding": "full_shard"})
+    plain, offloaded = (simulate(trace, each) for each in (run, replace(run, offloads_activations=True)))
+    away = sum(trace.sizes[each] for each in offloadable(trace, trace.first))
+    assert offloaded.device.peak < plain.device.peak - away / 2
+    assert 0.9 * away < offloaded.host.peak - plain.host.peak <= away
+    # At the end nothing is left on either side but what is there without it.
+    assert offloaded.device.now == plain.device.now
+    assert offloaded.host.now == plain.host.now
+    recomputed = made(model, 1024, micro=8, efficiency={"gradient_checkpointing": True})
+    less = offloadable(recomputed, recomputed.first)
+    assert 0 < sum(recomputed.sizes[each] for each in less) < away / 4

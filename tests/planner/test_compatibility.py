@@ -131,6 +131,27 @@ ZERO_ON_CPU = {"strategy": {"kind": "zero2"}, "devices": {"type": "cpu"}}
             "precision.eval: same",
         ),
         (
+            {"strategy": {"kind": "zero2"}, "optimizer": {"name": "muon"}},
+            {},
+            "optimizer.name",
+            "Muon needs whole matrices",
+            "strategy.kind: fsdp",
+        ),
+        (
+            {"devices": {"type": "cpu"}, "efficiency": {"offload_activations": True}},
+            {},
+            "efficiency.offload_activations",
+            "in the machine's memory already",
+            "efficiency.gradient_checkpointing",
+        ),
+        (
+            {"efficiency": {"offload_activations": True, "compile": {"enabled": True}}},
+            {"gpus": 1},
+            "efficiency.offload_activations",
+            "a compiled block decides for itself",
+            "efficiency.compile: false",
+        ),
+        (
             {"strategy": {"kind": "zero3"}, "efficiency": {"gradient_checkpointing": {"every": 1, "selective": True}}},
             {},
             "efficiency.gradient_checkpointing.selective",

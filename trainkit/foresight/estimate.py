@@ -112,6 +112,7 @@ def run_of(context: Context) -> Run:
         capability=card.compute_capability if card else (0, 0),
         optimizer=recipe.optimizer.name,
         momentum=recipe.optimizer.beta1,
+        offloads_activations=recipe.efficiency.offload_activations,
         options=recipe.strategy.model_dump(mode="json"),
         deepspeed=deepspeed_config(context, "builtin")[0] if context.zero else {},
     )

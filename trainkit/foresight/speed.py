@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from trainkit.foresight.strategies import BYTES, Run
+from trainkit.foresight.strategies import BYTES, Run, offloadable
 from trainkit.foresight.trace import Trace, Work
 from trainkit.foresight.updates import Tensor, orthogonalizing_flops, state
 from trainkit.machine.accelerators import Accelerator
@@ -120,6 +120,9 @@ def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
         half = pace.flops.get("bf16") or pace.flops["fp32"]
         updating += orthogonalizing_flops([Tensor.of(each) for each in trace.trained]) / half
     updating += moved(trace, run, offloads) / HOST_LINK
+    if run.offloads_activations and run.device != "cpu":  # copies run beside the computation, there and back
+        away = sum(trace.sizes[each] for each in offloadable(trace, trace.first))
+        computing = max(computing, 2 * run.accumulation * away / HOST_LINK)
     talking = traffic(trace, run) / _link(run, pace) + collectives(trace, run) * START[run.device]
     return StepTime(computing, updating, talking if pace.adds else max(0.0, talking - computing))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.foresight.timeline import Timeline
 from trainkit.foresight.trace import (
+    ACTIVATIONS,
     BATCH,
     COMMUNICATION,
     COPIES,
@@ -29,6 +30,10 @@ GATHER, REDUCE = 1, 2  # streams of FSDP's collectives: their memory is not the 
 WORKSPACE = {True: 32 * 2**20 + 1024, False: 4096 * 1024 * 2 + 16 * 8 * 1024}  # from Hopper on, and before
 
 
+# trainkit/trainer/perf/offloading.py: bytes from which a saved tensor is offloaded, and copies under way at a time.
+SMALLEST_OFFLOADED, OFFLOADS_UNDER_WAY = 2**20, 2
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What of a plan decides a rank's memory, beside the trace.
@@ -47,8 +52,56 @@ class Run:
     capability: tuple[int, int] = (9, 0)
     optimizer: str = "adamw_torch"
     momentum: float = 0.9
+    offloads_activations: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def offloadable(trace: Trace, events: Events) -> Set[int]:
+    """The storages that a micro step's forward pass leaves to its backward, large enough to be offloaded."""
+    found: set[int] = set()
+    for kind, number in pairs(events):
+        if kind == Kind.BACKWARD:
+            break
+        if kind == Kind.TAKE and trace.parts[number] == ACTIVATIONS and trace.sizes[number] >= SMALLEST_OFFLOADED:
+            found.add(number)
+        elif kind == Kind.FREE:
+            found.discard(number)
+    return found
+
+
+class OffloadedActivations:
+    """What `efficiency.offload_activations` moves in a micro step: saved tensors, of a size, with some under way.
+
+    The order and the number of copies are those of trainkit/trainer/perf/offloading.py.
+    """
+
+    def __init__(self, whole: Whole, events: Events) -> None:
+        self._whole, self._order, self._away = whole, list[int](), dict[int, None]()
+        moves = whole.run.offloads_activations and whole.host is not whole.device
+        self._saved = offloadable(whole.trace, events) if moves else frozenset()
+
+    def taken(self, number: int) -> None:
+        """A storage was taken: the one of some before has left the device."""
+        if number not in self._saved:
+            return
+        self._order.append(number)
+        if len(self._order) > OFFLOADS_UNDER_WAY:
+            leaves, trace = self._order[-1 - OFFLOADS_UNDER_WAY], self._whole.trace
+            self._whole.device.drop(leaves)
+            self._whole.host.take(("offloaded", leaves), trace.sizes[leaves], ACTIVATIONS)
+            self._away[leaves] = None
+
+    def freed(self, number: int) -> None:
+        """A storage was freed, in backward: with the host's copy, and those before it come back."""
+        if number not in self._saved:
+            return
+        self._whole.host.drop(("offloaded", number))
+        self._away.pop(number, None)
+        trace = self._whole.trace
+        for each in list(self._away)[-OFFLOADS_UNDER_WAY:]:
+            if not self._whole.device.holds(each):
+                self._whole.device.take(each, trace.sizes[each], ACTIVATIONS)
 
 
 class Whole:
@@ -106,13 +159,16 @@ class Whole:
         memory, trace = self.device, self.trace
         sizes, parts, operators, names = trace.sizes, trace.parts, trace.operators, trace.names
         taken: set[int] = set()
+        offloaded = OffloadedActivations(self, events)
         for kind, number in pairs(events):
             if kind == Kind.TAKE:
                 memory.take(number, sizes[number], parts[number], 0, names[operators[number]])
                 taken.add(number)
+                offloaded.taken(number)
             elif kind == Kind.FREE:
                 memory.drop(number)
                 taken.discard(number)
+                offloaded.freed(number)
             else:
                 self.at(kind, number)
         for number in taken:

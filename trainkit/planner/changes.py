@@ -142,6 +142,9 @@ def _offloading(context: Context) -> Iterator[Change]:
     if not context.cards:
         return
     strategy, kind = context.recipe.strategy, context.recipe.strategy.kind
+    efficiency = context.recipe.efficiency
+    if not efficiency.offload_activations and not efficiency.compile.enabled:
+        yield Change({"efficiency.offload_activations": True}, costs="waits for the machine's memory")
     if kind == "fsdp" and not strategy.offload:  # type: ignore[union-attr]
         yield Change({"strategy.offload": True}, costs="waits for the machine's memory")
     for name in ("offload_optimizer", "offload_param"):

@@ -106,6 +106,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         "whole blocks cost too much time",
     ),
     Technique(
+        "efficiency.offload_activations: true",
+        "waits where the bus is slower than the computation; copies run beside it",
+        "activations of some operators instead of all; the rest in the machine's memory",
+        "activations do not fit, and the bus is quick; with gradient checkpointing it moves the blocks' inputs alone",
+        device="cuda",
+    ),
+    Technique(
         "precision.dtype: bf16",
         "faster where the GPU has units for it (Ampere and later)",
         "half the activations; a 16-bit copy of the weights besides",

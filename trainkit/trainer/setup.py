@@ -47,6 +47,7 @@ from trainkit.trainer.models.weights import Slices, make_whole
 from trainkit.trainer.optim import DTYPES, autocast, learning_rate, set_tf32
 from trainkit.trainer.parallel import STRATEGIES, Strategy
 from trainkit.trainer.perf.efficiency import checkpoint_blocks, compile_model
+from trainkit.trainer.perf.offloading import offload_blocks
 from trainkit.trainer.perf.profiling import Profiler
 from trainkit.trainer.randomness import be_deterministic, seed_generators
 from trainkit.trainer.settings import Settings, World
@@ -303,6 +304,8 @@ def made_model(recipe: Recipe, dtype: str, device: str, mesh: DeviceMesh | None 
             compiled=recipe.efficiency.compile.enabled,
             watched=not recipe.efficiency.compile.enabled and device != "meta",
         )
+    if recipe.efficiency.offload_activations and device != "meta":
+        offload_blocks(model.blocks)
     if recipe.efficiency.compile.enabled:
         compile_model(model, recipe.efficiency.compile, recipe.strategy.kind)
     seed_generators(seed)  # for what follows, however much was drawn
@@ -315,6 +318,7 @@ def require_blocks(model: Model, recipe: Recipe) -> None:
         return
     strategy, compiling = recipe.strategy, recipe.efficiency.compile
     by_block = {
+        "efficiency.offload_activations": recipe.efficiency.offload_activations,
         "efficiency.gradient_checkpointing": bool(recipe.efficiency.gradient_checkpointing.every),
         "efficiency.compile.scope: blocks": compiling.enabled and compiling.scope == "blocks",
         "strategy.auto_wrap: transformer": isinstance(strategy, Fsdp)

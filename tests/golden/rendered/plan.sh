@@ -116,6 +116,7 @@ efficiency:
     mode: default
     dynamic: null
     scope: auto
+  offload_activations: false
   attention: auto
 model:
   kind: gpt

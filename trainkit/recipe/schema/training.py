@@ -128,6 +128,11 @@ class Efficiency(Section):
         GradientCheckpointing, "Recompute block activations in backward: less memory, about a quarter more time."
     )
     compile: Compile = section(Compile, "torch.compile.")
+    offload_activations: bool = setting(
+        False,
+        "Let what blocks keep for backward wait in the machine's memory, on CUDA; with gradient checkpointing that is "
+        "the input of each block.",
+    )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = setting(
         "auto",
         "`sdpa` is torch's fused scaled-dot-product attention, `eager` the unfused one, `flash_attention_2` is "

@@ -86,6 +86,9 @@ SUPPORT: Table = {
         "give it there, as timeout, and leave hang.collective_seconds out",
     ),
     "efficiency.attention": _own("makes its own model", "attn_implementation"),
+    "efficiency.offload_activations": unsupported(
+        "the script runs its own forward pass", "use torch.autograd.graph.save_on_cpu in it, or leave it out", False
+    ),
     "efficiency.gradient_checkpointing.selective": unsupported(
         "accelerate recomputes whole units", "leave it out", False
     ),

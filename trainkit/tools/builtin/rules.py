@@ -203,6 +203,18 @@ INCOMPATIBLE: tuple[PlanRule, ...] = (
         "efficiency.compile.scope: blocks",
     ),
     incompatible(
+        "efficiency.offload_activations",
+        lambda c: c.device != "cuda" and c.recipe.efficiency.offload_activations,
+        "activations are in the machine's memory already, or cannot be copied there beside the computation",
+        "efficiency.offload_activations: false, or efficiency.gradient_checkpointing",
+    ),
+    incompatible(
+        "efficiency.offload_activations",
+        lambda c: c.recipe.efficiency.offload_activations and c.recipe.efficiency.compile.enabled,
+        "a compiled block decides for itself what it keeps, and breaks where Python is called for each saved tensor",
+        "efficiency.compile: false, or efficiency.gradient_checkpointing",
+    ),
+    incompatible(
         "efficiency.compile",
         lambda c: _records_graphs(c) and (c.batch.accumulation or 1) > 1,
         "a CUDA graph writes its gradients to the same places in each pass, over those that are being accumulated",

@@ -117,6 +117,9 @@ REFUSED: Table = {
     ),
     "efficiency.compile.dynamic": unsupported("Trainer lets torch find out", "leave it out", None),
     "efficiency.compile.scope": unsupported("Trainer compiles the model as a whole", "leave it out", "auto", "model"),
+    "efficiency.offload_activations": unsupported(
+        "Trainer keeps activations on the device", "set efficiency.gradient_checkpointing, or leave it out", False
+    ),
     "efficiency.gradient_checkpointing.selective": unsupported(
         "transformers recomputes whole blocks", "leave it out", False
     ),
