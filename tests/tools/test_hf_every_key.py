@@ -35,6 +35,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "data.persistent_workers": {"data": {"workers": 2}},
     "efficiency.gradient_checkpointing.selective": {"efficiency": {"gradient_checkpointing": {"every": True}}},
     "batch.memory_mib": {"batch": {"micro": "auto", "global": 16}},
+    **{
+        f"schedule.{name}": {"schedule": {"name": "wsd"}, "train": {"steps": 50}}
+        for name in ("decay_steps", "decay_type")
+    },
     "strategy.wrap_classes": {"strategy": {"auto_wrap": "transformer"}},
     "strategy.min_params": {"strategy": {"auto_wrap": "size"}},
     "strategy.nvme_path": {"strategy": {"offload_param": "nvme"}},
