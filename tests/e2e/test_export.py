@@ -99,6 +99,11 @@ def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
         assert (best.returncode, tensors.metadata()["step"]) == (0, "1")
     done = trainkit("export", "tiny")
     assert (done.returncode, done.stdout) == (0, f"{run}/exports/step-00000003\n")
+    divided = trainkit("export", "tiny", "divided", "--shard-size", "2KB", "--dtype", "bf16")
+    assert (divided.returncode, divided.stdout) == (0, "divided\n")
+    files = sorted(path.name for path in (tmp_path / "divided").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert len(AutoModelForCausalLM.from_pretrained(tmp_path / "divided").state_dict()) > len(files) > 1
     again = trainkit("export", "tiny")
     assert again.returncode == 2
     assert f"{run}/exports/step-00000003 exists" in again.stderr

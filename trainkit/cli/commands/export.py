@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from trainkit.recipe.address import scheme
 from trainkit.recipe.hub_name import has_owner
 from trainkit.text import join_names
 
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 EXPORTER = ("-P", "-m", "trainkit.trainer.checkpoint")
 PUSHER = ("-P", "-m", "trainkit.hub.push")
 TrustCode = Annotated[
@@ -35,6 +37,10 @@ Adapter = Annotated[
 Dtype = Annotated[
     Literal["fp32", "bf16", "fp16"] | None,
     Option("--dtype", help="Number format of the weights; default: that of the base model (bf16 if it was quantised)."),
+]
+ShardSize = Annotated[
+    str | None,
+    Option("--shard-size", metavar="SIZE", help="Most of the weights in a file, as 200MB or 5GB; default: 5GB."),
 ]
 Push = Annotated[
     str | None, Option("--push", metavar="OWNER/NAME", help="Also upload it to this model repository of the Hub.")
@@ -64,6 +70,7 @@ def export(  # noqa: PLR0917 - a command's options
     ] = False,
     adapter: Adapter = False,
     dtype: Dtype = None,
+    shard_size: ShardSize = None,
     push: Push = None,
     private: Private = False,
     trust_code: TrustCode = False,
@@ -72,13 +79,17 @@ def export(  # noqa: PLR0917 - a command's options
     """Export a checkpoint's model, whichever strategy saved it, as `from_pretrained` and serving engines expect it.
 
     The folder has weights, settings, tokenizer and a model card. Adapters (LoRA) are merged into the weights, unless
-    --adapter exports only them. With --push it is uploaded, with the token of HF_TOKEN or of `hf auth login`. For an
-    address (s3://bucket/path) the credentials are those in the environment.
+    --adapter exports only them. Weights pass through memory one tensor, or one layer with adapters, at a time. With
+    --push it is uploaded, with the token of HF_TOKEN or of `hf auth login`. For an address (s3://bucket/path) the
+    credentials are those in the environment.
 
     Example: trainkit export quickstart weights/
     """
     if private and push is None:
         raise UsageError("--private requires --push", hint="add --push OWNER/NAME")
+    if shard_size is not None and adapter:
+        raise UsageError("--shard-size is of whole weights, and --adapter exports none", hint="leave one of them out")
+    shard_bytes = _bytes_in(shard_size) if shard_size is not None else None
     elsewhere = destination if scheme(destination) else ""
     if push is not None and elsewhere:
         raise UsageError(
@@ -98,6 +109,7 @@ def export(  # noqa: PLR0917 - a command's options
         # torch is imported by a process of its own: this one starts fast, and never needs it.
         argv = [*EXPORTER, "--checkpoint", str(checkpoint), "--destination", str(target.absolute())]
         argv += ["--dtype", dtype] if dtype else []
+        argv += ["--shard-bytes", str(shard_bytes)] if shard_bytes else []
         options = (("--adapter", adapter), ("--trust-code", trust_code), ("--for-hub", push is not None))
         end_with(run_module([*argv, *(option for option, given in options if given)]))
         if elsewhere:
@@ -142,6 +154,18 @@ def copy(export: Path, address: str, scratch: ExitStack) -> None:
         scratch.pop_all()
         sys.stderr.write(f"The weights are in {export}.\n")
         raise
+
+
+def _bytes_in(size: str) -> int:
+    """The bytes of a size as transformers writes it (`max_shard_size`): units are powers of 1000."""
+    number, unit = size.strip()[:-2].strip(), size.strip()[-2:].upper()
+    if (
+        unit not in _UNITS
+        or not re.fullmatch(r"\d+(\.\d+)?", number)
+        or (found := int(float(number) * _UNITS[unit])) < 1
+    ):
+        raise UsageError(f"--shard-size {size} is no size", hint="write a number and KB, MB, GB or TB: 200MB, 5GB")
+    return found
 
 
 def new_folder(destination: str, checkpoint: Path, kind: str, repo: str | None) -> Path:
