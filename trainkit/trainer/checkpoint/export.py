@@ -147,7 +147,7 @@ def _write_weights(trained: Trained, form: Form, folder: Path, asked: tuple[Path
                 raise ValueError(f"its {other[0]} is of another size than {tuple(shapes[other[0]].shape)}")
         for name, tensor in form.convert(values).items():
             shards.write(name, tensor)
-        del values
+        del values, tensor  # before the next are read
     shards.finish()
 
 

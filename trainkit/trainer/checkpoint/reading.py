@@ -151,7 +151,7 @@ class MergedWeights:
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         place, _, kind = name.rpartition(".")
         if place not in self._layers:
-            return in_format(self._before(name, name), dtype)
+            return self._before(name, name, dtype)
         if self._latest[0] != place:
             self._latest = (place, self._merged(place))
         return in_format(self._latest[1][kind], dtype)
@@ -175,13 +175,15 @@ class MergedWeights:
         layer.merged_adapters.clear()
         return found
 
-    def _before(self, name: str, saved: str) -> Tensor:
-        """A tensor before the merge, in 32 bits. saved: its name in the checkpoint."""
+    def _before(self, name: str, saved: str, dtype: torch.dtype) -> Tensor:
+        """A tensor before the merge, in a format. saved: its name in the checkpoint."""
         if saved in self._saved.names:  # trained; or frozen, which older releases saved, too
-            return self._saved.read(saved, torch.float32)
+            return self._saved.read(saved, dtype)
         place, _, kind = name.rpartition(".")
         found = self._base.read(name)
         if place in self._quantized and kind == "weight":
             # quantised from the format in which transformers reads it
-            return rounded_weight(self._plain[place], found.to(self._declared or found.dtype), self._asked)
-        return in_format(in_format(found, self._own), torch.float32)
+            found = rounded_weight(self._plain[place], found.to(self._declared or found.dtype), self._asked)
+        elif self._own != torch.float32:  # else every value stays what it is
+            found = in_format(found, self._own)
+        return in_format(found, dtype)
