@@ -26,7 +26,7 @@ from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.checkpoint.shards import Shards
 from trainkit.trainer.models import skeleton
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, kept_tensors
-from trainkit.trainer.parallel.single_and_ddp import STATE, _write, quiet
+from trainkit.trainer.parallel.single_and_ddp import STATE, quiet, write_state
 from trainkit.trainer.settings import World, read_settings
 
 
@@ -48,7 +48,7 @@ def save(run: str) -> None:
     state = kept_tensors(model) if recipe.model.path else model.state_dict()
     folder = Path(run, "checkpoints/step-00000001")
     folder.mkdir(parents=True)
-    _write({"model": {name: torch.zeros(each.shape) for name, each in state.items()}}, folder)
+    write_state({"model": {name: torch.zeros(each.shape) for name, each in state.items()}}, folder)
     content = {"step": 1, "strategy": "single", "world_size": 1, "training_digest": "parity", "base": base}
     content |= {"folder": str(Path.cwd()), "files": described_files(folder, World())}
     (folder / MANIFEST).write_text(json.dumps({**content, "checksum": checksum(content)}))
@@ -83,7 +83,7 @@ def rank(folder: str, what: str) -> None:
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments}
     if what == "save":
-        _write(state, Path(folder))
+        write_state(state, Path(folder))
     else:
         before = _read_so_far()
         with quiet(), only_data():

@@ -165,7 +165,8 @@ class MergedWeights:
         """The tensors of a layer, in 32 bits."""
         layer, inside = self._layers[place], "base_layer."
         values = {
-            name: self._before(f"{place}.{name.removeprefix(inside)}", f"{place}.{name}") for name in layer.state_dict()
+            name: self._before(f"{place}.{name.removeprefix(inside)}", f"{place}.{name}", torch.float32)
+            for name in layer.state_dict()
         }
         layer.load_state_dict(values, assign=True)
         with torch.no_grad():
