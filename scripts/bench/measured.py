@@ -41,7 +41,7 @@ ON_CARDS: Mapping[str, tuple[str, str, str]] = {
     "precision.tf32: true": ("table/recipe", "tf32", "base"),
     "precision.weights: bf16": ("table/more", "bf16-weights", "bf16"),
     "efficiency.gradient_checkpointing.selective: true": ("table/more", "selective", "checkpointing"),
-    "efficiency.compile.scope: blocks": ("table/more", "blocks", "compile"),
+    "efficiency.compile.scope: model": ("table/more", "whole-model", "compile"),
     "efficiency.compile.mode: reduce-overhead": ("table/more", "graphs", "compile"),
     "optimizer.name: adamw_torch_foreach": ("table/more", "foreach", "base"),
     "strategy.offload: true": ("table/more", "fsdp-offload", "fsdp"),

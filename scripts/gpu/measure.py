@@ -550,7 +550,7 @@ ROWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "sgd": ("optimizer.name=sgd",),
         "bf16-weights": (BF16, "precision.weights=bf16"),
         "compile": (COMPILED,),
-        "blocks": (COMPILED, "efficiency.compile.scope=blocks"),
+        "whole-model": (COMPILED, "efficiency.compile.scope=model"),
         "graphs": (COMPILED, "efficiency.compile.mode=reduce-overhead"),
         "fsdp": ("--with", "strategy/fsdp"),
         "fsdp-offload": ("--with", "strategy/fsdp-offload"),

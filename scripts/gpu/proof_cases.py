@@ -144,7 +144,7 @@ TECHNIQUES: dict[str, Row] = {
 
 COMPILING: dict[str, Row] = {
     "default": (COMPILED, IN_BF16, ROUGH),
-    "blocks": ((*COMPILED, "efficiency.compile.scope=blocks"), IN_BF16, ROUGH),
+    "whole-model": ((*COMPILED, "efficiency.compile.scope=model"), IN_BF16, ROUGH),
     "fp32": ((*FP32, "efficiency.compile.enabled=true"), SINGLE, NEAR),
     "checkpointing": ((*COMPILED, *EVERY), IN_BF16, ROUGH),
     "fsdp": (preset("fsdp", *COMPILED), FSDP_BF16, ROUGH),

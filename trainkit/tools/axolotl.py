@@ -431,7 +431,11 @@ def _read_length(file: TrainerFile) -> None:
 def _read_rates(file: TrainerFile) -> None:
     if file.get("learning_rate") is not None:
         file.put("learning_rate", {"optimizer.lr": number(file.get("learning_rate"))})
-    training_arguments.read_optimizer(file, "optimizer", str(BY_NAME["optim"].default))
+    if file.get("optimizer") == "muon":
+        what = "axolotl's Muon is an implementation of its own, whose rate is not that of PyTorch's, which trainkit has"
+        file.refuse("optimizer", what, "name another optimizer, or set optimizer.name: muon and its rate yourself")
+    else:
+        training_arguments.read_optimizer(file, "optimizer", str(BY_NAME["optim"].default))
     floor = number(file.get("cosine_min_lr_ratio", 0.0))
     training_arguments.read_schedule(file, "lr_scheduler", "cosine", floor)
     if floor and file.draft.get("schedule.name") == "cosine":
