@@ -19,7 +19,7 @@ from trainkit.foresight.memory import STRATEGIES, simulate
 from trainkit.foresight.own import as_builtin
 from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
 from trainkit.foresight.strategies import Run, Whole
-from trainkit.foresight.trace import Trace, Wanted
+from trainkit.foresight.trace import PARAMETERS, PARTS, STATE, Trace, Wanted
 from trainkit.foresight.updates import Tensor, state
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
@@ -306,10 +306,22 @@ class Estimate:
         """Bytes of the machine's memory that its ranks take together while they train."""
         context, workers = self.context, getattr(self.context.recipe.data, "workers", 0) or 0
         own = 0 if self.strategy.host is self.strategy.device else self.strategy.host.peak
-        mine = PROCESS[self.run.device] + workers * WORKER + own
+        mine = PROCESS[self.run.device] + workers * WORKER + own + self.copy()
         if self.run.device == "cpu":
             mine += self.strategy.device.peak
         return mine * context.processes
+
+    def copy(self) -> int:
+        """Bytes of a rank's copy of weights and optimizer state, where checkpoints are written behind the training.
+
+        Where the recipe leaves it open, memory that does not hold the copy is not asked for it: nothing is counted.
+        """
+        asked = self.context.recipe.checkpoint
+        if not (asked.every_steps and asked.asynchronous):
+            return 0
+        timelines = {id(each): each for each in (self.strategy.device, self.strategy.host)}.values()
+        left = [each.parts(len(each.changes)) for each in timelines]  # by a step
+        return sum(each.get(PARTS[part], 0) for each in left for part in (PARAMETERS, STATE))
 
     def tokens(self) -> int:
         """Tokens of an optimizer step of a rank."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # As the built-in trainer names them, and transformers (trainer_utils.py: PREFIX_CHECKPOINT_DIR).
 FOLDER = re.compile(r"^step-(\d{8})$")
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
+# Folders in a checkpoint with a file for each rank, of DeepSpeed's engine and of a run that swaps to NVMe.
+ENGINE_STATE, SWAPPED_STATE = "zero", "swapped"
 NAMED = "named by checkpoint.resume"
 TAKE_ANOTHER = "name an older checkpoint; `auto` takes the newest that is whole and fits"
 # Each rank has all of the model and the optimizer, and a checkpoint of one rank is that of any number.
@@ -72,8 +74,8 @@ def spread(strategy: str, world_size: int) -> str:
 
 
 def written_by_rank(files: Iterable[str]) -> bool:
-    """Whether a checkpoint's files, by their names in it, are DeepSpeed's own or a swapping run's."""
-    return any(name.startswith(("zero/", "swapped/")) for name in files)
+    """Whether a checkpoint has a file for each rank, by its files' names in it."""
+    return any(name.partition("/")[0] in (ENGINE_STATE, SWAPPED_STATE) for name in files)
 
 
 def unreadable(saved_strategy: str, saved_ranks: int, strategy: str, ranks: int, *, by_rank: bool) -> str | None:

@@ -234,7 +234,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
             saves = saves or (uploads and ends and not stopped)
             best = progress.improved and recipe.checkpoint.keep_best
             if asked or best or saves or progress.is_due(recipe.checkpoint.every_steps):
-                save_checkpoint(parts, progress, loss, norm)
+                save_checkpoint(parts, progress, loss, norm, last=ends)
             if stopped or early:
                 break
             parts.heartbeat.begin_step(progress.step)
@@ -397,8 +397,10 @@ def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None
     metrics.write({"step": progress.step, "eval_loss": progress.eval_loss, **named, "eval_seconds": seconds})
 
 
-def save_checkpoint(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float) -> None:
-    """Save after the step just done.
+def save_checkpoint(
+    parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float, *, last: bool
+) -> None:
+    """Save after the step just done. last: whether no other follows.
 
     TrainingError as of :func:`refuse_lost_run`: the last good one must stay.
     """
@@ -417,7 +419,12 @@ def save_checkpoint(parts: Parts, progress: TrainingProgress, loss: Tensor, norm
     spared = parts.best.step if parts.settings.recipe.checkpoint.keep_best else None
     with progress.aside():
         parts.checkpoints.save(
-            progress.step, parts.strategy, best=asdict(parts.best), spared=spared, loader_state=progress.loader_state
+            progress.step,
+            parts.strategy,
+            best=asdict(parts.best),
+            spared=spared,
+            loader_state=progress.loader_state,
+            last=last,
         )
 
 

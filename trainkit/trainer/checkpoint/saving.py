@@ -103,12 +103,16 @@ class Checkpoints:
         best: Mapping[str, Any] | None = None,
         spared: int | None = None,
         loader_state: str = "",
+        last: bool = False,
     ) -> None:
         """Write and publish the checkpoint of a step. Called on every rank.
 
         best: of the evaluations, for the manifest. spared: the step of a checkpoint that is kept beside the newest.
-        loader_state: of the step's batch, if the data is a stream.
+        loader_state: of the step's batch, if the data is a stream. last: whether no step follows, which a copy of the
+        state would let go on.
         """
+        if self._world.rank == 0 and self._on_its_way is not None and not self._on_its_way.done():
+            log.info("training waits for the checkpoint before that of step %d, which is still being written", step)
         self.wait()
         if self._world.group is None and dist.is_initialized():
             # The threads use a separate process group, because the training's collectives go on at the same time.
@@ -117,9 +121,9 @@ class Checkpoints:
         content["folder"] = os.getcwd()  # noqa: PTH109 - from which the run's relative paths start
         content |= {"stream": loader_state} if loader_state else {}
         content |= {"reporters": dict(self.reporters)} if self.reporters else {}
-        if self._later is None:
+        if self._later is None and not last:
             self._later = self._holds_copy(strategy)
-        later = strategy.save_later() if self._later else None
+        later = strategy.save_later() if self._later and not last else None
         put = strategy.save if later is None else partial(later, group=self._world.group)
         # The generators' states are copied here, before the next step draws from them.
         write = partial(self._write, step, put, generator_states())

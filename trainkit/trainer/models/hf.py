@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import inspect
 import logging
 import os
@@ -29,7 +30,14 @@ from trainkit.text import join_names
 from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weights
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
-from trainkit.trainer.models.quantized import as_plain, quantize_in_place, reading_options, refuse_quantized, tell_peft
+from trainkit.trainer.models.quantized import (
+    as_plain,
+    device_map,
+    quantize_in_place,
+    reading_options,
+    refuse_quantized,
+    tell_peft,
+)
 from trainkit.trainer.models.weights import divide, drawn, give_memory, put
 from trainkit.trainer.optim import DTYPES
 
@@ -342,13 +350,12 @@ def _made(recipe: Recipe, maker: Any, config: Any, device: str, mesh: DeviceMesh
     asked, seed, dtype = cast("HfModel", recipe.model), recipe.train.seed, DTYPES[recipe.precision.weights]
     attention = None if recipe.efficiency.attention == "auto" else recipe.efficiency.attention
     if device == "meta":
-        with torch.device(device):
-            return maker.from_config(config, attn_implementation=attention), ()
+        return _without_values(maker, config, attention), ()
     if asked.path is None:
         return _drawn(maker, asked, config, attention, Start(seed, dtype, device, mesh)), ()
     refuse_quantized(config, asked.path)
     if not asked.quantize.bits or mesh is not None:
-        options = {"device_map": {"": _place(device)}, "dtype": dtype} if fills_by_tensor() else {}
+        options = {"device_map": device_map("cpu" if mesh else device), "dtype": dtype} if fills_by_tensor() else {}
         with filled_by_tensor(seed, mesh):
             return read_weights(maker, asked.path, config, attention, options)
     with torch.device("meta"):
@@ -358,10 +365,6 @@ def _made(recipe: Recipe, maker: Any, config: Any, device: str, mesh: DeviceMesh
     read, remarks = read_weights(maker, asked.path, config, attention, options)
     as_plain(read)
     return read, remarks
-
-
-def _place(device: str) -> Any:
-    return torch.cuda.current_device() if device == "cuda" else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,13 +387,28 @@ def fills_by_tensor() -> bool:
     return int(transformers.__version__.partition(".")[0]) >= 5
 
 
+def reads_slices() -> bool:
+    """Whether transformers reads of a tensor the slice alone that a divided parameter has.
+
+    Older releases build the model of a folder whole in the machine's memory, on each rank.
+    """
+    return importlib.util.find_spec("transformers.distributed.sharding_utils") is not None
+
+
+def _without_values(maker: Any, config: Any, attention: str | None) -> Any:
+    """A model of a configuration on the meta device."""
+    with torch.device("meta"):
+        made = maker.from_config(config, attn_implementation=attention)
+        made.tie_weights()  # early releases of transformers 5 do not on this device
+    return made
+
+
 def _drawn(maker: Any, asked: HfModel, config: Any, attention: str | None, start: Start) -> Any:
     """A model with random weights."""
     if not fills_by_tensor():
         model = maker.from_config(config, attn_implementation=attention)
     else:
-        with torch.device("meta"):
-            model = maker.from_config(config, attn_implementation=attention)
+        model = _without_values(maker, config, attention)
         cast_weights(model, start.dtype)
         if start.mesh is not None:
             divide(model, start.mesh)
@@ -449,10 +467,9 @@ def filled_by_tensor(seed: int, mesh: DeviceMesh | None) -> Iterator[None]:
 
     def load(model: Any, *given: Any, **more: Any) -> Any:
         stack.enter_context(drawing_by_name(model, seed))
-        if mesh is not None:
-            # Read tensors have slices where the model's parameters do (transformers: DtensorShardOperation).
-            divide(model, mesh)
-        return original.__func__(model, *given, **more)
+        if mesh is not None and reads_slices():
+            divide(model, mesh)  # (distributed/sharding_utils.py: DtensorShardOperation)
+        return original.__get__(None, PreTrainedModel)(model, *given, **more)
 
     PreTrainedModel._load_pretrained_model = staticmethod(load)
     try:

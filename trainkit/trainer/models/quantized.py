@@ -62,8 +62,12 @@ def reading_options(inner: nn.Module, asked: Quantize, device: str) -> dict[str,
         bnb_4bit_use_double_quant=asked.double_quant,
         llm_int8_skip_modules=others or ["none of this name"],  # of an empty list it makes its own choice
     )
-    place = torch.cuda.current_device() if device == "cuda" else device
-    return {"quantization_config": config, "device_map": {"": place}}
+    return {"quantization_config": config, "device_map": device_map(device)}
+
+
+def device_map(device: str) -> dict[str, Any]:
+    """transformers' word for a whole model on a kind of device, of which this process has one."""
+    return {"": torch.cuda.current_device() if device == "cuda" else device}
 
 
 def refuse_quantized(config: Any, folder: str) -> None:

@@ -22,55 +22,46 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from trainkit.seeds import derived_seed
 
 
-def own_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Full name, module, name in it and parameter, each once for every module that holds it."""
-    for place, module in root.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                yield f"{place}.{name}" if place else name, module, name, parameter
-
-
-def replaced(root: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> dict[nn.Parameter, nn.Parameter]:
-    """Replace every parameter, and a tied one by one for all its modules; new by old."""
+def replace_parameters(root: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> None:
+    """Put what is made of each parameter in its place; of a tied one, one for all its modules."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for _, module, name, parameter in own_parameters(root):
-        if parameter not in made:
-            made[parameter] = make(parameter)
-            vars(made[parameter]).update(vars(parameter))
-        module._parameters[name] = made[parameter]
-    return made
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if parameter not in made:
+                made[parameter] = make(parameter)
+                vars(made[parameter]).update(vars(parameter))
+            module._parameters[name] = made[parameter]
 
 
 def divide(root: nn.Module, mesh: DeviceMesh) -> None:
     """Make each parameter of a model on the meta device a slice of rows on each rank; tied ones stay tied."""
 
     def slice_of(parameter: nn.Parameter) -> nn.Parameter:
-        rows = [Shard(0)] if parameter.dim() else None
-        if rows is None:  # a number is no row, and is on every rank
+        if not parameter.dim():  # a number has no rows, and is on every rank
             return parameter
+        rows = [Shard(0)]
         shape, _ = compute_local_shape_and_global_offset(parameter.shape, mesh, rows)
         local = torch.empty(shape, dtype=parameter.dtype, device="meta")
         made = DTensor.from_local(local, mesh, rows, run_check=False, shape=parameter.shape, stride=parameter.stride())
         return nn.Parameter(made, requires_grad=parameter.requires_grad)
 
-    replaced(root, slice_of)
+    replace_parameters(root, slice_of)
 
 
 def give_memory(root: nn.Module, device: torch.device | str) -> None:
     """Give parameters and buffers on the meta device memory, of a slice its own; values are still to come."""
 
     def real(parameter: nn.Parameter) -> nn.Parameter:
-        if not parameter.is_meta:
+        own: Tensor = getattr(parameter, "_local_tensor", parameter)  # of a slice
+        if not own.is_meta:
             return parameter
-        return nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+        memory = torch.empty_like(own, device=device)
+        made = as_slice(memory, parameter) if isinstance(parameter, DTensor) else memory
+        return nn.Parameter(made, requires_grad=parameter.requires_grad)
 
-    def real_slice(parameter: nn.Parameter) -> nn.Parameter:
-        if not isinstance(parameter, DTensor):
-            return real(parameter)
-        local = torch.empty_like(parameter._local_tensor, device=device)
-        return nn.Parameter(as_slice(local, parameter), parameter.requires_grad)
-
-    replaced(root, real_slice)
+    replace_parameters(root, real)
     for module in root.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -133,7 +124,7 @@ def drawn(seed: int, name: str, modules: Iterable[nn.Module]) -> Iterator[set[nn
 
 
 class Slices:
-    """The divided values of a model's parameters, which has some without values in their place.
+    """The divided values of a model's parameters, in whose place there are some without values.
 
     They are by the parameters that took their place, so that what works on the model in between may rename them.
     """
@@ -151,7 +142,7 @@ class Slices:
             self._of[made] = parameter.detach()
             return made
 
-        replaced(root, empty)
+        replace_parameters(root, empty)
 
     def __contains__(self, parameter: nn.Parameter) -> bool:
         return parameter in self._of
@@ -186,10 +177,8 @@ def sampled(parameter: Tensor, most: int) -> Tensor:
     if not isinstance(parameter, DTensor):
         return parameter.flatten()[::step][:most]
     places = torch.arange(0, parameter.numel(), step)[:most]
-    local, (first, *_) = (
-        parameter._local_tensor,
-        compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)[1],
-    )
+    local = parameter._local_tensor
+    _, (first, *_) = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     places = places - first * (parameter.numel() // parameter.shape[0])
     mine = (places >= 0) & (places < local.numel())
     found = torch.zeros(len(places), dtype=torch.float32)
@@ -207,4 +196,4 @@ def make_whole(root: nn.Module, few: Iterable[nn.Parameter]) -> None:
             return parameter
         return nn.Parameter(cast("Any", parameter.detach()).full_tensor(), requires_grad=parameter.requires_grad)
 
-    replaced(root, whole)
+    replace_parameters(root, whole)

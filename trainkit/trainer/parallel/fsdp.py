@@ -22,7 +22,7 @@ from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Fsdp as FsdpSettings
 from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.models.quantized import is_quantized, quantize_later
-from trainkit.trainer.models.weights import Slices, as_slice, gathered, own_parameters, slice_in
+from trainkit.trainer.models.weights import Slices, as_slice, gathered, slice_in
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.single_and_ddp import Engine
 from trainkit.trainer.settings import Settings, World
@@ -75,8 +75,10 @@ class Fsdp(Engine):
 def place(model: Model, slices: Slices, named: Mapping[str, nn.Parameter], device: torch.device) -> None:
     """Give the shards of a model without values theirs, on a device, one parameter after the other."""
     holders: dict[nn.Parameter, list[tuple[Any, str]]] = {}
-    for _, module, key, parameter in own_parameters(model):
-        holders.setdefault(parameter, []).append((module, key))
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(parameter, []).append((module, key))
     shards = dict(model.named_parameters())
     for name, parameter in named.items():
         shard: Any = shards[name]

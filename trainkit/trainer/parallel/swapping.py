@@ -22,12 +22,13 @@ from torch import Tensor
 
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, remove_tree
+from trainkit.planner.resume import SWAPPED_STATE
 from trainkit.recipe.schema import Zero3
 from trainkit.trainer.checkpoint.safe_loading import only_data
 from trainkit.trainer.settings import Settings
 
 PREFIX = "trainkit-"
-FOLDER = "swapped"  # inside a checkpoint; <rank>.pt and, for each group of parameters, <rank>-<group>.pt
+FOLDER = SWAPPED_STATE  # inside a checkpoint; <rank>.pt and, for each group of parameters, <rank>-<group>.pt
 COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
 

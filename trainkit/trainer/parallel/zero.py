@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 
 from trainkit.errors import TrainingError
+from trainkit.planner.resume import ENGINE_STATE
 from trainkit.trainer.checkpoint.pieces import Box, Pieces, boxes_of
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.distributed import gather_from_ranks
@@ -28,14 +29,14 @@ from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.quantized import is_quantized, packed_parameter, quantize_later, scales
-from trainkit.trainer.models.weights import Slices, gathered, replaced
+from trainkit.trainer.models.weights import Slices, gathered, replace_parameters
 from trainkit.trainer.optim import DTYPES, build_optimizer
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.parallel.single_and_ddp import STATE, HostCopies, quiet, write_state
 from trainkit.trainer.parallel.swapping import FOLDER, load_swapped, save_swapped, swap_folder
 from trainkit.trainer.settings import Settings, World
 
-TAG = "zero"  # DeepSpeed's name for the folder inside a checkpoint
+TAG = ENGINE_STATE  # DeepSpeed's word for the folder inside a checkpoint
 
 
 class Zero(Strategy):
@@ -292,7 +293,7 @@ def lend_shapes(model: Model, slices: Slices, device: torch.device) -> None:
         slices.follow(parameter, made)
         return made
 
-    replaced(model, lent)
+    replace_parameters(model, lent)
     for module in model.modules():
         for name, each in module._buffers.items():
             if each is not None:
