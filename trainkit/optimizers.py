@@ -59,6 +59,8 @@ class Optimizer:
     keeps: what of each tensor, None where that is not known. together: whether it updates all tensors of a group in one
         pass, with temporaries for all of them (foreach); at_once: in one kernel without any (fused). lighter: what it
         costs to take it for its small state, as other than AdamW.
+    elementwise: whether a value's update follows from its own gradients alone, with state of the same shape, so that
+        parts of tensors train as whole ones do.
     keeps_rounding: whether it keeps what rounding to bf16 weights would lose. embeddings_in_32_bit: whether state of
         embeddings must stay in 32 bits. warning: what a reader of the recipe may not expect, and what to do about it.
     """
@@ -85,6 +87,7 @@ class Optimizer:
     together: bool = False
     at_once: bool = False
     lighter: str = ""
+    elementwise: bool = False
     keeps_rounding: bool = False
     embeddings_in_32_bit: bool = False
     warning: tuple[str, str] | None = None
@@ -123,7 +126,7 @@ _APEX = (
     "or use a container that has it; adamw_torch_fused needs neither"
 )
 
-_TORCH_ADAMW = partial(Optimizer, "torch.optim:AdamW", ADAM, state_bytes=8, keeps="moments")
+_TORCH_ADAMW = partial(Optimizer, "torch.optim:AdamW", ADAM, state_bytes=8, keeps="moments", elementwise=True)
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw_torch": _TORCH_ADAMW(
@@ -194,6 +197,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             "set optimizer.name to adamw_torch",
         ),
         keeps_rounding=True,
+        elementwise=True,
         keeps="moments",
         at_once=True,
     ),
@@ -290,6 +294,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         hf=("eps",),
         hf_args={"eps": "eps"},
         keeps="squares",
+        elementwise=True,
     ),
     "sgd": Optimizer(
         "torch.optim:SGD",
@@ -303,6 +308,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         hf=("beta1",),
         hf_args={"beta1": "momentum"},
         keeps="momentum",
+        elementwise=True,
     ),
 }
 

@@ -79,6 +79,8 @@ class Trial:
     def where(self) -> str:
         kind, *more = self.strategy.values()
         offloads = " + offload of both" if "offload_param" in self.strategy else " + offload" if more else ""
+        if kind == "fsdp":
+            offloads = "".join(f", {name} {value}" for name, value in self.strategy.items() if name != "kind")
         return f"{kind}{offloads}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
 
     def context(self, corpus: Path) -> Context:
@@ -98,7 +100,7 @@ class Trial:
             changes["data"] = {**changes["data"], "path": str(corpus), "validation_path": str(corpus)}
         if self.optimizer:
             changes["optimizer"] = {"name": self.optimizer}
-        whole = self.micro * self.accumulation * self.ranks
+        whole = self.micro * self.accumulation * self.ranks // self.strategy.get("tensor", 1)
         return decided(Case(self.strategy, self.ranks, changes), corpus, whole, self.micro)
 
 
@@ -134,6 +136,20 @@ def steps() -> Iterator[Trial]:
             continue
         fsdp = {"kind": "fsdp"}
         yield Trial(model, techniques, micro, accumulation, fsdp, 2, optimizer, length, counted=even)
+
+
+def meshes() -> Iterator[Trial]:
+    """Models in copies, and blocks that several ranks have parts of."""
+    shared: dict[str, Any] = {"moe": {"experts": 4, "top_k": 4, "parallel": 2}}
+    hybrid = {"kind": "fsdp", "sharding": "hybrid_shard", "replicate": 2}
+    divided = {"kind": "fsdp", "tensor": 2}
+    yield Trial("gpt wide", (), 4, 1, hybrid, 4, length=32)
+    for ranks in (2, 4):
+        yield Trial("gpt wide", (), 4, 2, divided, ranks, length=32)
+        yield Trial("llama", ("whole",), 4, 1, divided, ranks, length=64)
+        yield Trial("qwen2", (), 8, 1, divided, ranks, length=64)
+        yield Trial("moe, every expert", (), 8, 1, {"kind": "fsdp"}, ranks, length=64, config=shared)
+    yield Trial("moe, every expert", (), 8, 1, {**hybrid, **divided}, 8, length=64, config=shared)
 
 
 def zero() -> Iterator[Trial]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import BatchArithmetic, NodeGroup, Resume, Topology
 from trainkit.machine.facts import Facts
+from trainkit.recipe.grid import grid_sizes
 from trainkit.recipe.resolved import Attachment, Resolved
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.validate import with_kinds
@@ -118,12 +119,12 @@ def decided(case: Case, corpus: Path, global_batch: int = GLOBAL_BATCH, micro: i
     elif sections["data"]["kind"] == "dataset":
         sections["data"] = {"cache": str(corpus.parent / "cache"), **sections["data"]}
     recipe = Recipe.model_validate(with_kinds(sections))
-    accumulation = global_batch // micro // case.ranks
-    batch = BatchArithmetic(global_batch, micro, accumulation, case.ranks, eval_micro=4)
+    ranks = case.ranks // grid_sizes(recipe).tensor  # with samples of their own
+    batch = BatchArithmetic(global_batch, micro, global_batch // micro // ranks, ranks, eval_micro=4)
     base = _without_persistence(recipe)
     resolved = Resolved(recipe, {}, {}, {} if base is None else {"strategy.config": base})
-    facts = Facts(sys.platform, "", "", "", sys.executable, batch.ranks, 0)
-    topology = Topology("cpu", (NodeGroup(1, batch.ranks, ("cpu",) * batch.ranks),))
+    facts = Facts(sys.platform, "", "", "", sys.executable, case.ranks, 0)
+    topology = Topology("cpu", (NodeGroup(1, case.ranks, ("cpu",) * case.ranks),))
     dtype = "fp32" if recipe.precision.dtype == "auto" else recipe.precision.dtype
     return Context(resolved, facts, topology, "torchrun", (), batch, dtype, "parity", Resume(None, 0, ""))
 

@@ -170,7 +170,6 @@ def test_rows_are_read_by_their_type(entry: dict[str, Any], columns: dict[str, s
         {"load_in_4bit": True},
         {"tokens": ["<new>"]},
         {"special_tokens": {"additional_special_tokens": ["<new>"]}},
-        {"fsdp": ["hybrid_shard", "auto_wrap"]},
     ],
 )
 def test_another_training_is_refused(keys: dict[str, Any]) -> None:
@@ -203,6 +202,11 @@ def test_the_first_rows_alone_are_read_where_the_split_says_how_many() -> None:
 def test_instructions_without_words_around_them_are_written_as_they_are() -> None:
     found = settings(imported("own-columns.yml", files_of("axolotl")))
     assert (columns_of(found), found["data.chat_template"]) == ({"instruction": "ask", "output": "tell"}, "none")
+
+
+def test_hybrid_sharding_is_the_trainers_own() -> None:
+    found = read(fsdp=["hybrid_shard", "auto_wrap"])
+    assert (found["strategy.kind"], found["strategy.sharding"]) == ("fsdp", "hybrid_shard")
 
 
 def test_prompts_are_learned_where_the_file_says_so() -> None:

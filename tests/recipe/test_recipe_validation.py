@@ -142,7 +142,7 @@ Places = Callable[..., list[tuple[str, str]]]
         ("model: {path: m, task: kto}", 24, "model.task must be", "with program.module: trl.scripts.kto"),
         ("model: {path: m, task: ppo}", 24, "model.task must be", "launch the script: trainkit run train.py"),
         ("model: {path: m, task: sft}", 24, "model.task must be", "write causal_lm"),
-        ("strategy: {kind: ddp, frobnicate: 1}", 23, "strategy has no setting 'frobnicate'", "known are"),
+        ("strategy: {kind: ddp, xyzzy: 1}", 23, "strategy has no setting 'xyzzy'", "known are"),
         ("extend: strategy/fsdp", 1, "there is no section or setting 'extend'", "did you mean extends?"),
     ],
 )
@@ -371,3 +371,21 @@ def test_every_number_has_an_upper_bound() -> None:
 def test_a_number_beyond_all_sense_is_one_error_that_says_the_bound(refuse: Refuse, text: str) -> None:
     (error,) = refuse(text + "train: {steps: 1}\n")
     assert error.what.count("at most") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "why", "hint"),
+    [
+        ("strategy: {kind: pipeline}", "no pipeline parallelism", "strategy.kind: fsdp"),
+        ("strategy: {kind: fsdp, pp_size: 2}", "no pipeline parallelism", "strategy.tensor inside a node"),
+        ("strategy: {kind: tp}", "divides blocks under fsdp", "{kind: fsdp, tensor: 2}"),
+        ("strategy: {kind: hsdp}", "in several copies", "{kind: fsdp, sharding: hybrid_shard}"),
+        ("strategy: {kind: fsdp, tp_size: 2}", "", "did you mean strategy.tensor?"),
+        ("strategy: {kind: fsdp, dp_replicate_size: 2}", "", "did you mean strategy.replicate?"),
+        ("model: {kind: gpt, expert_parallel: 2}", "", "did you mean model.moe.parallel?"),
+    ],
+)
+def test_meshes_of_other_tools_lead_to_what_there_is(refuse: Refuse, line: str, why: str, hint: str) -> None:
+    (error,) = refuse(f"{line}\ntrain: {{steps: 3}}\n")
+    assert why in (error.why or "")
+    assert hint in (error.hint or "")

@@ -53,7 +53,7 @@ def test_a_setting_that_cannot_reach_the_program_is_an_error_where_it_stands(
         ({"backward_prefetch": "no_prefetch"}, {"backward_prefetch": "backward_pre"}),
         ({"use_orig_params": False}, {"use_orig_params": True}),
         ({"state_dict_type": "full"}, {"state_dict_type": "sharded"}),
-        ({"sharding": "hybrid_shard"}, {"sharding": "shard_grad_op"}),
+        ({"sharding": "no_shard"}, {"sharding": "hybrid_shard"}),
     ],
 )
 def test_the_trainer_refuses_what_only_other_programs_do_and_takes_what_it_does_anyway(

@@ -107,10 +107,10 @@ def test_clipping_that_is_off_writes_no_gradient() -> None:
     for each in parameters:
         each.grad = torch.full_like(each, 2.0)
     versions = [each.grad._version for each in parameters if each.grad is not None]
-    norm = clip_gradients(parameters, None)
+    norm = clip_gradients([(parameters, None)], None)
     assert norm.item() == pytest.approx((5 * 4.0) ** 0.5)
     assert [each.grad._version for each in parameters if each.grad is not None] == versions
-    clip_gradients(parameters, 1.0)
+    clip_gradients([(parameters, None)], 1.0)
     assert [each.grad._version for each in parameters if each.grad is not None] != versions
 
 

@@ -87,18 +87,18 @@ class Gpt(Net):
         for number in range(own["layers"]):
             name = self.block(f"blocks.{number}")
             self.norm(f"{name}.attention_norm", width, bias=True)
-            self.dense(f"{name}.attention.qkv", width, 3 * width, bias=True)
-            self.dense(f"{name}.attention.out", width, width, bias=True)
+            self.by_outputs(f"{name}.attention.qkv", width, 3 * width, bias=True)
+            self.by_inputs(f"{name}.attention.out", width, width, bias=True)
             if self.routed(name):
-                experts = own["moe"]["experts"]
+                experts, sharers = own["moe"]["experts"], self.sharers
                 self.norm(f"{name}.moe_norm", width, bias=True)
                 self.dense(f"{name}.moe.router", width, experts)
-                self.add(f"{name}.moe.experts.up", experts, width, 4 * width)
-                self.add(f"{name}.moe.experts.down", experts, 4 * width, width)
+                self.add(f"{name}.moe.experts.up", experts // sharers, width, 4 * width, sharers=sharers)
+                self.add(f"{name}.moe.experts.down", experts // sharers, 4 * width, width, sharers=sharers)
                 continue
             self.norm(f"{name}.mlp_norm", width, bias=True)
-            self.dense(f"{name}.mlp_in", width, 4 * width, bias=True)
-            self.dense(f"{name}.mlp_out", 4 * width, width, bias=True)
+            self.by_outputs(f"{name}.mlp_in", width, 4 * width, bias=True)
+            self.by_inputs(f"{name}.mlp_out", 4 * width, width, bias=True)
         self.norm("norm", width, bias=True)
         self.shared = {"tokens"}
 
@@ -131,7 +131,9 @@ class Gpt(Net):
         mixed = self.attend(f"{name}.attention", self.layer_norm(f"{name}.attention_norm", x), mask)
         x = tape.add(x, tape.dropout(mixed, chance))
         del mixed
-        hidden = tape.activation(self.linear(f"{name}.mlp_in", self.layer_norm(f"{name}.mlp_norm", x)), "gelu")
+        read = self.entered(self.layer_norm(f"{name}.mlp_norm", x))
+        hidden = tape.activation(self.linear(f"{name}.mlp_in", read), "gelu")
+        del read
         return tape.add(x, tape.dropout(self.linear(f"{name}.mlp_out", hidden), chance))
 
     def moe_layer(self, name: str, mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,8 +158,13 @@ class Gpt(Net):
         order = tape.one("sort.stable", [places], (taken,), 8)
         rows = tape.one("floor_divide", [order], (taken,), 8)
         flat = tape.rows(tape.view(x, tokens, width), rows)
+        if self.sharers > 1:
+            flat = tape.sent(flat)
+            flat = tape.rows(flat, tape.one("sort.stable", [flat], (taken,), 8))
         made = self.through(f"{name}.experts", partial(self.experts, f"{name}.experts"), flat)
         del flat
+        if self.sharers > 1:
+            made = tape.sent(tape.put_back(made, order, (taken, width)))
         made = tape.mul(made, tape.rows(tape.view(weights, taken, 1), order))
         mixed = tape.put_back(tape.cast(made, x.item), rows, (tokens, width))
         share = tape.scale(tape.scale(tape.one("mean.dim", [assigned], (x.shape[0], moe["experts"]), 4)))
@@ -178,7 +185,7 @@ class Gpt(Net):
         return tape.apply("mean.dim", [chances], [(shape, item)], lambda g: [tape.one("div.Scalar", [g], of, item)])
 
     def experts(self, name: str, x: Tensor) -> Tensor:
-        tape, count = self.tape, self.settings["moe"]["experts"]
+        tape, count = self.tape, self.settings["moe"]["experts"] // self.sharers
         (total, width), shape = x.shape, (self.settings["hidden_size"], 4 * self.settings["hidden_size"])
         sizes = [total // count + (number < total % count) for number in range(count)]
         shares = tape.split(x, [(size, width) for size in sizes])
@@ -192,9 +199,9 @@ class Gpt(Net):
         return tape.joined(outputs, total, width)
 
     def attend(self, name: str, x: Tensor, mask: Tensor | None) -> Tensor:
-        tape, heads = self.tape, self.settings["heads"]
-        batch, length, width = x.shape
-        qkv = tape.view(self.linear(f"{name}.qkv", x), batch, length, 3 * width, back="clone")
+        tape, heads = self.tape, self.settings["heads"] // self.ranks
+        batch, length, width = x.shape[0], x.shape[1], x.shape[2] // self.ranks
+        qkv = tape.view(self.linear(f"{name}.qkv", self.entered(x)), batch, length, 3 * width, back="clone")
         shape = (batch, heads, length, width // heads)
         query, key, value = tape.split(qkv, [shape] * 3, "stack")
         mixed = tape.attention(query, key, value, causal=mask is None, dropout=self.settings["dropout"], given=mask)
@@ -216,6 +223,7 @@ class Llama(Net):
         self.kind_of_norm = own["norm"]
         self.buffers = self.head * 4 + (4 if own["norm"] == "gemma" else 0)  # inv_freq, twice
         fused, inner = own.get("fused"), own["intermediate_size"]
+        self.unknown |= bool(fused) and self.ranks > 1
         biased = own.get("qkv_bias") or own.get("attention_bias", False)
         self.add("inner.model.embed_tokens.weight", own["vocab_size"], width, embedding=True)
         for number in range(own["num_hidden_layers"]):
@@ -226,10 +234,10 @@ class Llama(Net):
                 self.dense(f"{attention}.qkv_proj", width, (heads + 2 * self.kv) * self.head)
                 self.dense(f"{name}.mlp.gate_up_proj", width, 2 * inner)
             else:
-                self.dense(f"{attention}.q_proj", width, heads * self.head, bias=biased)
-                self.dense(f"{attention}.k_proj", width, self.kv * self.head, bias=biased)
-                self.dense(f"{attention}.v_proj", width, self.kv * self.head, bias=biased)
-                self.dense(f"{attention}.o_proj", heads * self.head, width, bias=own.get("attention_bias", False))
+                self.by_outputs(f"{attention}.q_proj", width, heads * self.head, bias=biased)
+                self.by_outputs(f"{attention}.k_proj", width, self.kv * self.head, bias=biased)
+                self.by_outputs(f"{attention}.v_proj", width, self.kv * self.head, bias=biased)
+                self.by_inputs(f"{attention}.o_proj", heads * self.head, width, bias=own.get("attention_bias", False))
                 if own.get("head_norms"):
                     self.norm(f"{attention}.q_norm", self.head)
                     self.norm(f"{attention}.k_norm", self.head)
@@ -242,8 +250,10 @@ class Llama(Net):
         self.output("inner.lm_head", width, "inner.model.embed_tokens")
 
     def declare_feed(self, name: str, width: int, inner: int) -> None:
-        for part, (read, made) in (("gate", (width, inner)), ("up", (width, inner)), ("down", (inner, width))):
-            self.dense(f"{name}.{part}_proj", read, made, bias=self.settings.get("mlp_bias", False))
+        biased = self.settings.get("mlp_bias", False)
+        for part in ("gate", "up"):
+            self.by_outputs(f"{name}.{part}_proj", width, inner, bias=biased)
+        self.by_inputs(f"{name}.down_proj", inner, width, bias=biased)
 
     def forward(self) -> Tensor:
         tape = self.tape
@@ -284,12 +294,15 @@ class Llama(Net):
             up = self.linear(f"{name}.gate_up_proj", x)
             gate, up = tape.split(up, [(*up.shape[:-1], up.shape[-1] // 2)] * 2)
             return self.linear(f"{name}.down_proj", tape.mul(up, tape.activation(gate, act)))
+        x = self.entered(x)
         gate = tape.activation(self.linear(f"{name}.gate_proj", x), act)
         return self.linear(f"{name}.down_proj", tape.mul(gate, self.linear(f"{name}.up_proj", x)))
 
     def attend(self, name: str, x: Tensor, waves: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        tape, heads, kv, head = self.tape, self.settings["num_attention_heads"], self.kv, self.head
+        tape, head = self.tape, self.head
+        heads, kv = self.settings["num_attention_heads"] // self.ranks, self.kv // self.ranks
         batch, length = x.shape[:2]
+        x = self.entered(x)
         if self.settings.get("fused"):
             qkv = self.linear(f"{name}.qkv_proj", x)
             sizes = [(batch, length, count * head) for count in (heads, kv, kv)]

@@ -25,6 +25,7 @@ from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.lazy import call
 from trainkit.machine.accelerators import accelerator
+from trainkit.recipe.grid import HYBRID, grid_sizes
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.tasks import CAUSAL, task_of
 
@@ -105,6 +106,7 @@ def run_of(context: Context) -> Run:
         strategy=recipe.strategy.kind,
         ranks=context.ranks,
         local=context.processes,
+        copies=_copies(context, recipe),
         accumulation=context.batch.accumulation or 1,
         dtype=context.dtype,
         weights=recipe.precision.weights,
@@ -116,6 +118,12 @@ def run_of(context: Context) -> Run:
         options=recipe.strategy.model_dump(mode="json"),
         deepspeed=deepspeed_config(context, "builtin")[0] if context.zero else {},
     )
+
+
+def _copies(context: Context, recipe: Recipe) -> int:
+    """How many copies of the model are kept. Own scripts of FSDP's first version keep one on each node."""
+    own = context.program != "builtin" and getattr(recipe.strategy, "sharding", "") in HYBRID
+    return context.topology.nodes if own else grid_sizes(recipe).copies
 
 
 def why_not(context: Context) -> str:
@@ -247,7 +255,7 @@ class Estimate:
             start=start,
             start_verdict=start_verdict,
             step=rounded(time.total) if time else None,
-            tokens_per_second=rounded(tokens * context.ranks / time.total) if time and tokens else None,
+            tokens_per_second=rounded(tokens * context.batch.ranks / time.total) if time and tokens else None,
             peak_share=self.peak_share(time) if time else None,
             hours=rounded(hours) if hours else None,
             price=rounded(hours * price * context.topology.nodes) if hours and price else None,
@@ -359,14 +367,14 @@ class Estimate:
             return 0
         adapts = self.context.recipe.peft.kind != "none"
         held = self.trace.trained if adapts else self.trace.parameters
-        weights = sum(each.bytes for each in held)
+        weights = sum(each.bytes * each.of for each in held)
         kept = (asked.keep or 2) + asked.keep_best + 1 if asked.every_steps else 1
         return kept * (weights + self._state())
 
     def _state(self) -> int:
         """Bytes of the optimizer's state of all ranks, with the 32-bit weights that an engine keeps beside others."""
-        tensors = [Tensor.of(each) for each in self.trace.trained]
-        return sum(sum(state(self.run.optimizer, each, self.run.momentum) or ()) for each in tensors)
+        kept = ((each.of, state(self.run.optimizer, Tensor.of(each), self.run.momentum)) for each in self.trace.trained)
+        return sum(of * sum(sizes or ()) for of, sizes in kept)
 
     def use(self) -> Use:
         """What the trained model takes when it answers."""

@@ -51,6 +51,9 @@ class Net(ABC):
         self.rows = (wanted.micro, self.length)
         self.quantize = recipe["model"].get("quantize") or {"bits": 0}
         self.bits = self.quantize["bits"]
+        self.ranks = recipe["strategy"].get("tensor", 1)  # over which each matrix of a block is divided
+        self.sums: set[str] = set()
+        self.sharers = (recipe["model"].get("moe") or {}).get("parallel", 1)  # over which experts are shared out
         self.parameters: list[Parameter] = []
         self.numbers: dict[str, int] = {}
         self.names: list[str] = []  # of parameters, tied ones in each of their places
@@ -75,12 +78,20 @@ class Net(ABC):
 
     # -- parameters
 
-    def add(self, name: str, *shape: int, embedding: bool = False, trained: bool | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        *shape: int,
+        embedding: bool = False,
+        trained: bool | None = None,
+        parts: int = 1,
+        sharers: int = 1,
+    ) -> None:
         self.numbers[name] = len(self.parameters)
         self.names.append(name)
         if trained is None:
             trained = self.lora is None
-        self.parameters.append(Parameter(name, shape, self.stored, trained, embedding))
+        self.parameters.append(Parameter(name, shape, self.stored, trained, embedding, parts=parts, sharers=sharers))
 
     def tie(self, name: str, other: str) -> None:
         """A name by which another parameter is read, too."""
@@ -92,8 +103,30 @@ class Net(ABC):
         if bias:
             self.add(f"{name}.bias", width)
 
-    def dense(self, name: str, inner: int, outer: int, *, bias: bool = False, turned: bool = False) -> None:
-        """A linear layer, with adapters where there are some."""
+    def by_outputs(self, name: str, inner: int, outer: int, *, bias: bool = False) -> None:
+        """A linear layer of which each rank has some outputs."""
+        self.dense(name, inner, outer // self.ranks, bias=bias, parts=(self.ranks, self.ranks))
+
+    def by_inputs(self, name: str, inner: int, outer: int, *, bias: bool = False) -> None:
+        """A linear layer of which each rank has some inputs, so that outputs are sums over ranks."""
+        self.sums |= {name} if self.ranks > 1 else set()
+        self.dense(name, inner // self.ranks, outer, bias=bias, parts=(self.ranks, 1))
+
+    def entered(self, x: Tensor) -> Tensor:
+        """What the ranks' parts of a block read."""
+        return self.tape.shared(x) if self.ranks > 1 else x
+
+    def dense(
+        self,
+        name: str,
+        inner: int,
+        outer: int,
+        *,
+        bias: bool = False,
+        turned: bool = False,
+        parts: tuple[int, int] = (1, 1),
+    ) -> None:
+        """A linear layer, with adapters where there are some. parts: of weight and bias, as of a parameter."""
         self.dense_layers[name] = turned
         shape = (inner, outer) if turned else (outer, inner)
         targets = self.lora["target_modules"] if self.lora else ()
@@ -101,11 +134,11 @@ class Net(ABC):
             self.kinds.add(name.rpartition(".")[2])
         chosen = any(f".{name}".endswith(f".{each}") for each in targets or self.kinds)
         own = f"{name}.base_layer" if self.lora and chosen else name
-        self.add(f"{own}.weight", *shape)
+        self.add(f"{own}.weight", *shape, parts=parts[0])
         if self.bits and any(name.startswith(f"{block}.") for block in self.blocks) and not name.endswith(self.wide):
             self.parameters[-1] = quantized(self.parameters[-1], outer, inner, self.quantize)
         if bias:
-            self.add(f"{own}.bias", outer)
+            self.add(f"{own}.bias", outer, parts=parts[1])
         if self.lora and chosen:
             rank = self.lora["rank"]
             self.add(f"{name}.lora_A.default.weight", rank, inner, trained=True)
@@ -142,6 +175,8 @@ class Net(ABC):
             units = self._by_size(found, strategy["min_params"])
         elif self.kind == "fsdp" and strategy["wrap_classes"]:
             self.unknown = True
+        if self.sharers > 1:  # which are units of their own
+            units |= {each.name.rpartition(".")[0] for each in self.parameters if each.sharers > 1}
         chosen = [name for name in found if name in units or (self.kind == "zero3" and name in owners)]
         return tuple(
             Module(name, tuple(owners.get(name, ())), tuple(dict.fromkeys(found[name])), name in units)
@@ -210,6 +245,9 @@ class Net(ABC):
         held = self.parameters[self.numbers[self.tied.get(f"{name}.weight", f"{name}.weight")]]
         if held.item <= 1:
             made = self.tape.quantized(x, held.shape, BYTES[self.wanted.dtype])
+            return self.tape.add(made, bias) if bias else made
+        if name in self.sums:
+            made = self.tape.summed(self.tape.linear(x, self.get(f"{name}.weight"), None, turned=turned))
             return self.tape.add(made, bias) if bias else made
         return self.tape.linear(x, self.get(f"{name}.weight"), bias, turned=turned)
 

@@ -55,6 +55,26 @@ class Operators(Tape):
             g = self.one("sum.dim_IntList", [g], shape, g.item)
         return self.one("_to_copy", [g], g.shape, item) if g.item != item else g
 
+    # -- between ranks, each of which has a part of a block (trainkit/trainer/parallel/tensor.py)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' tensors."""
+        return self.apply("all_reduce", [x], [(x.shape, x.item)], lambda g: [g.view()])
+
+    def shared(self, x: Tensor) -> Tensor:
+        """What each rank reads for its part."""
+        shape, item = x.shape, x.item
+        made = x.view()
+        if x.node:
+            self.attach([made], [x], [], lambda gs: [self.one("all_reduce", gs[:1], shape, item)])
+        return made
+
+    def sent(self, x: Tensor) -> Tensor:
+        """Rows to the ranks of their experts, or back."""
+        shape, item = x.shape, x.item
+        name = "all_to_all_single"
+        return self.apply(name, [x], [(shape, item)], lambda g: [self.one(name, [g], shape, item)])
+
     # -- elementwise
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:

@@ -99,11 +99,12 @@ def work_of(trace: Trace, run: Run) -> tuple[tuple[str, float], ...]:
 
 def updated(trace: Trace, run: Run) -> float:
     """Bytes that the optimizer's step reads and writes on a rank."""
-    share = 1 / run.ranks if run.strategy in ("fsdp", "zero1", "zero2", "zero3") else 1.0
-    mine = share * sum(each.bytes for each in trace.trained)
-    tensors = [Tensor.of(each) for each in trace.trained]
-    kept = [state(run.optimizer, each, run.momentum) for each in tensors]
-    states = share * sum(size for sizes in kept for size in sizes or ())
+    divides = run.strategy in ("fsdp", "zero1", "zero2", "zero3")
+    mine = states = 0.0
+    for each in trace.trained:
+        ranks = run.shards // each.sharers if divides else 1
+        mine += each.bytes / ranks
+        states += sum(state(run.optimizer, Tensor.of(each), run.momentum) or ()) / ranks
     # Gradients are read twice (the norm), weights and state are read and written.
     return 2 * mine + 2 * mine + 2 * states
 
@@ -123,8 +124,10 @@ def step_time(trace: Trace, run: Run, pace: Pace) -> StepTime:
     if run.offloads_activations and run.device != "cpu":  # copies run beside the computation, there and back
         away = sum(trace.sizes[each] for each in offloadable(trace, trace.first))
         computing = max(computing, 2 * run.accumulation * away / HOST_LINK)
-    talking = traffic(trace, run) / _link(run, pace) + collectives(trace, run) * START[run.device]
-    return StepTime(computing, updating, talking if pace.adds else max(0.0, talking - computing))
+    talking = traffic(trace, run) / _link(run, pace, run.shards * run.tensor) + between_copies(trace, run, pace)
+    talking += collectives(trace, run) * START[run.device]
+    waiting = talking if pace.adds else max(0.0, talking - computing)
+    return StepTime(computing, updating, waiting + inside_blocks(trace, run, pace))
 
 
 def moved(trace: Trace, run: Run, offloads: Set[str]) -> float:
@@ -146,7 +149,7 @@ def moved(trace: Trace, run: Run, offloads: Set[str]) -> float:
 
 def collectives(trace: Trace, run: Run) -> int:
     """How many a rank takes part in, in a step."""
-    if run.ranks == 1:
+    if run.shards == 1:
         return 0
     if run.strategy == "ddp":
         return 1 + int(4 * sum(each.size for each in trace.trained) / (run.options.get("bucket_mb", 25) * 2**20))
@@ -157,11 +160,35 @@ def collectives(trace: Trace, run: Run) -> int:
     return 2 + run.accumulation
 
 
-def traffic(trace: Trace, run: Run) -> float:
-    """Bytes that a rank sends in a step."""
-    if run.ranks == 1:
+def between_copies(trace: Trace, run: Run, pace: Pace) -> float:
+    """Seconds in which the copies of a model add up their shards' gradients."""
+    if run.copies == 1:
         return 0.0
-    share = (run.ranks - 1) / run.ranks
+    low = BYTES[run.dtype] if run.options.get("reduce_dtype") == "same" else 4
+    shard = sum(each.size for each in trace.trained) * low / run.shards
+    reductions = run.accumulation if run.options.get("reduce_gradients", "each_micro_step") != "once" else 1
+    return reductions * 2 * (run.copies - 1) / run.copies * shard / _link(run, pace, run.ranks)
+
+
+def inside_blocks(trace: Trace, run: Run, pace: Pace) -> float:
+    """Seconds in which blocks wait for sums over the parts of matrices, and for tokens at other ranks' experts."""
+    sharers = max((each.sharers for each in trace.parameters), default=1)
+    seconds = 0.0
+    for name, ranks, times in (("all_reduce", run.tensor, 2), ("all_to_all_single", sharers, 1)):
+        if ranks > 1:
+            made = {number for number, each in enumerate(trace.names) if each.startswith(name)}
+            sizes = [trace.sizes[place] for place, each in enumerate(trace.operators) if each in made]
+            span = run.tensor * (sharers if times == 1 else 1)
+            sent = times * (ranks - 1) / ranks * sum(sizes)
+            seconds += run.accumulation * (sent / _link(run, pace, span) + len(sizes) * START[run.device])
+    return seconds
+
+
+def traffic(trace: Trace, run: Run) -> float:
+    """Bytes that a rank sends in a step to those with which it shards a copy, or shares out gradients."""
+    if run.shards == 1:
+        return 0.0
+    share = (run.shards - 1) / run.shards
     low = BYTES[run.dtype]
     weights = sum(each.size for each in trace.parameters) * low
     values = sum(each.size for each in trace.trained)
@@ -184,5 +211,6 @@ def _gathers(run: Run) -> int:
     return 1 if run.options.get("sharding") in ("shard_grad_op", "hybrid_shard_zero2") else 2
 
 
-def _link(run: Run, pace: Pace) -> float:
-    return pace.link if run.local >= run.ranks else min(pace.link, BETWEEN_NODES)
+def _link(run: Run, pace: Pace, ranks: int) -> float:
+    """Bytes a second among so many neighbouring ranks."""
+    return pace.link if run.local >= ranks else min(pace.link, BETWEEN_NODES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from trainkit.foresight.timeline import Timeline
@@ -38,13 +39,15 @@ SMALLEST_OFFLOADED, OFFLOADS_UNDER_WAY = 2**20, 2
 class Run:
     """What of a plan decides a rank's memory, beside the trace.
 
-    ranks: of the world; local: of a machine. dtype: of the computation, weights: of the parameters. options: the
-    recipe's strategy section. deepspeed: the planned settings of its engine.
+    ranks: of the world; local: of a machine; copies: of the model, each over its part of the ranks. dtype: of the
+    computation, weights: of the parameters. options: the recipe's strategy section. deepspeed: the planned settings of
+    its engine.
     """
 
     strategy: str = "single"
     ranks: int = 1
     local: int = 1
+    copies: int = 1
     accumulation: int = 1
     dtype: str = "fp32"
     weights: str = "fp32"
@@ -55,6 +58,16 @@ class Run:
     offloads_activations: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensor(self) -> int:
+        """Over how many ranks each matrix is divided."""
+        return int(self.options.get("tensor", 1))
+
+    @property
+    def shards(self) -> int:
+        """Over how many ranks a copy, or what a rank's group has of it, is sharded."""
+        return max(1, self.ranks // (self.copies * self.tensor))
 
 
 def offloadable(trace: Trace, events: Events) -> Set[int]:
@@ -140,7 +153,7 @@ class Whole:
     @property
     def drawn(self) -> int:
         """Bytes of the largest tensor as it is drawn, in 32 bits."""
-        return max((4 * each.size for each in self.trace.parameters), default=0)
+        return max((4 * each.size * each.of for each in self.trace.parameters), default=0)
 
     def step(self, micro_steps: int) -> None:
         """An optimizer step."""
@@ -254,8 +267,6 @@ class Sharded(Whole):
             taken.update(unit.all)
         self._units[ROOT] = [number for number in range(len(trace.parameters)) if number not in taken]
         self._keeps = run.options.get("sharding") in ("shard_grad_op", "hybrid_shard_zero2")
-        hybrid = str(run.options.get("sharding", "")).startswith("hybrid")
-        self._ranks = run.local if hybrid else run.ranks
         self._casts = run.dtype != "fp32" and run.weights == "fp32"
         self._each = run.options.get("reduce_gradients", "each_micro_step") == "each_micro_step"
         self._offloads = bool(run.options.get("offload")) and self.host is not self.device
@@ -273,21 +284,26 @@ class Sharded(Whole):
 
     def start_peak(self) -> tuple[int, int]:
         # Each rank has its slices in the machine's memory, from where they go to the device, or stay.
-        parameters, own = self.trace.parameters, self._ranks == self.run.ranks
-        slices = sum(-(-each.bytes // self.run.ranks) for each in parameters)
+        parameters, own = self.trace.parameters, self.run.shards == self.run.ranks
+        slices = sum(-(-each.bytes * each.of // self.run.ranks) for each in parameters)
         shards = sum(self._shard(each) * int(each.item) + each.scales for each in parameters)
         if self.host is self.device:
             return (slices if own else slices + shards) + self.drawn, 0
-        moved = 0 if own else max((each.bytes for each in parameters), default=0)  # put together, to be cut again
+        # Where these are not the shards, each is put together, to be cut again.
+        moved = 0 if own else max((each.bytes * each.of for each in parameters), default=0)
         return (0, slices + shards) if self._offloads else (shards + moved, slices + self.drawn)
 
     def _shard(self, parameter: Parameter) -> int:
         """Values of a rank's share, padded to that of the first."""
-        first, *rest = parameter.shape or (1,)
-        size = -(-first // self._ranks)
-        for each in rest:
-            size *= each
-        return size
+        return prod(parameter.share(self._over(parameter)))
+
+    def _over(self, parameter: Parameter) -> int:
+        """Over how many ranks it is sharded: experts over those that have the same ones."""
+        return self.run.shards // parameter.sharers
+
+    def _whole(self, sizes: Mapping[int, float]) -> int:
+        """Bytes of all ranks' shares, by the bytes of this rank's."""
+        return int(sum(size * self._over(self.trace.parameters[number]) for number, size in sizes.items()))
 
     def _low(self, number: int) -> float:
         """Bytes of a value in the computation."""
@@ -303,11 +319,11 @@ class Sharded(Whole):
         if self._offloads:
             own = sum(size * int(parameters[number].item) for number, size in mine.items())
             memory.take("uploaded", own, COMMUNICATION, GATHER)
-        low = int(sum(size * self._low(number) for number, size in mine.items()))
+        low = {number: size * self._low(number) for number, size in mine.items()}
         if self._casts:
-            memory.take("cast", low, COMMUNICATION, GATHER)
-        memory.take(("gathered", unit), low * self._ranks, COMMUNICATION, GATHER, "all-gather")
-        self._exchange(low * self._ranks)
+            memory.take("cast", int(sum(low.values())), COMMUNICATION, GATHER)
+        memory.take(("gathered", unit), self._whole(low), COMMUNICATION, GATHER, "all-gather")
+        self._exchange(self._whole(low))
         memory.drop("cast")
         memory.drop("uploaded")
 
@@ -329,7 +345,8 @@ class Sharded(Whole):
         if not self._backward and self._gathered_last is not None:
             memory.drop(("gathered", self._gathered_last))
         for number in self._units[unit]:
-            size = self._shard(self.trace.parameters[number]) * self._ranks * self._low(number)
+            each = self.trace.parameters[number]
+            size = self._shard(each) * self._over(each) * self._low(number)
             memory.take(("whole", number), int(size), PARAMETERS, operator="all-gather")
         if self._backward:
             memory.drop(("gathered", unit))
@@ -408,8 +425,9 @@ class Sharded(Whole):
             return
         sizes = {number: self._shard(parameters[number]) for number in trained}
         low = {number: 4 if self._wide else self._low(number) for number in trained}
+        whole = self._whole({number: sizes[number] * low[number] for number in trained})
         mine = int(sum(sizes[number] * low[number] for number in trained))
-        memory.take(("reduced", unit), mine * self._ranks, COMMUNICATION, operator="reduce-scatter")
+        memory.take(("reduced", unit), whole, COMMUNICATION, operator="reduce-scatter")
         for number in trained[:-1]:
             memory.drop(self._of[number])
             memory.drop(("summed", number))
@@ -418,7 +436,7 @@ class Sharded(Whole):
         name = ("gradient", unit)
         home = self.host if self._offloads else memory
         memory.take("scattered", mine, GRADIENTS, REDUCE, "reduce-scatter")
-        self._exchange(mine * self._ranks)
+        self._exchange(whole)
         if final != mine:
             memory.take("widened", final, GRADIENTS, REDUCE)
             memory.drop("scattered")
@@ -431,7 +449,7 @@ class Sharded(Whole):
             home.take(name, final, GRADIENTS, REDUCE, "reduce-scatter")
 
     def update(self) -> None:
-        shares = [Tensor.of(each, self._ranks) for each in self.trace.trained]
+        shares = [Tensor.of(each, self._over(each)) for each in self.trace.trained]
         home = self.host if self._offloads else self.device
         self.optimize(home, shares)
         for unit in self._units:

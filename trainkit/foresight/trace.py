@@ -45,7 +45,11 @@ def pairs(events: Events) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter; tied ones count once. item: bytes of a value. scales: bytes beside the values (quantised)."""
+    """A parameter; tied ones count once. item: bytes of a value. scales: bytes beside the values (quantised).
+
+    parts: over how many ranks a matrix is divided, of which this is one part. sharers: over how many a stack of experts
+    is shared out, of which these are one rank's.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -53,6 +57,20 @@ class Parameter:
     trained: bool = True
     embedding: bool = False
     scales: int = 0
+    parts: int = 1
+    sharers: int = 1
+
+    @property
+    def of(self) -> int:
+        """How many such tensors are the whole one."""
+        return self.parts * self.sharers
+
+    def share(self, ranks: int) -> tuple[int, ...]:
+        """The shape of what the first of so many ranks has of it: rows, or a part of the width of each expert."""
+        first, *rest = self.shape or (1,)
+        if self.sharers > 1 and rest[0] % ranks == 0:  # trainkit/trainer/parallel/fsdp.py
+            return first, rest[0] // ranks, *rest[1:]
+        return -(-first // ranks), *rest
 
     @property
     def size(self) -> int:

@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
     def of(cls, parameter: Parameter, ranks: int = 1) -> Tensor:
         """A parameter's, or the share of it that one of the ranks has, by rows."""
         rows = (parameter.shape or (1,))[0]
-        shape = (-(-rows // ranks), *parameter.shape[1:]) if ranks > 1 else parameter.shape
+        shape = parameter.share(ranks) if ranks > 1 else parameter.shape
         hidden = is_hidden_matrix(parameter.name, len(parameter.shape), embedding=parameter.embedding)
         return cls(shape, int(parameter.item), parameter.embedding, hidden, rows if ranks > 1 else 0)
 

@@ -35,7 +35,7 @@ def use_of(recipe: Recipe, trace: Trace, model: Mapping[str, Any]) -> Use:
     without regard to windows of attention, beyond which less is kept. trainkit's native model keeps none.
     """
     adapts = recipe.peft.kind != "none"
-    weights = sum(each.size for each in trace.parameters if not (adapts and each.trained)) * ITEM
+    weights = sum(each.size * each.of for each in trace.parameters if not (adapts and each.trained)) * ITEM
     asked = recipe.model
     if not isinstance(asked, HfModel) or asked.task != CAUSAL:
         return Use(weights)

@@ -56,6 +56,7 @@ class Support:
     by: what carries them, as people write it (`--learning_rate`, `deepspeed.json`, `the launch`); empty where nothing
         does, and then `why` and `instead` say so.
     accepted: values that the program follows by itself. part_of: the key that is the cause where that is lost, too.
+    implied_by: the key whose value, where it is carried, may imply this one, which nobody wrote then.
     """
 
     by: str = ""
@@ -63,6 +64,7 @@ class Support:
     instead: str = ""
     accepted: tuple[object, ...] = ()
     part_of: str = ""
+    implied_by: str = ""
 
 
 Table = Mapping[str, Support]  # by dotted key; the longest prefix of a key counts, and "" is that of all
@@ -118,6 +120,8 @@ def unreached(resolved: Resolved, table: Table, kind: str) -> Iterator[Diagnosti
     for part, found in list(lost.items()):
         if found and resolved.given(found.part_of) == resolved.given(part):  # which nobody wrote: the part implies it
             lost.pop(found.part_of, None)
+        if found and found.implied_by not in lost and resolved.given(found.implied_by) == resolved.given(part):
+            lost.pop(part)
     for key, found in lost.items():
         if found and found.part_of in lost:
             continue

@@ -48,6 +48,7 @@ from trainkit.planner.resume import ResumeTarget, SavedCheckpoint, choose_resume
 from trainkit.planner.rules import compatibility_rules, input_rules, plan_rules
 from trainkit.planner.techniques import techniques
 from trainkit.planner.training import training
+from trainkit.recipe.grid import HYBRID, grid_sizes
 from trainkit.recipe.resolved import Asked, Resolved
 from trainkit.recipe.schema import Auto, DatasetData, Fsdp, Recipe
 from trainkit.recipe.yaml_writer import consistent, recipe_yaml
@@ -222,7 +223,10 @@ def decide(
         raise RecipeError([*problems, *error.diagnostics]) from error
     launcher = choose_launcher(recipe, placement.topology)
     dtype = _dtype(resolved, placement)
-    batch, impossible = _batch(resolved, placement.topology.world_size)
+    resolved = with_copies(resolved, placement.topology.nodes)
+    recipe = resolved.recipe
+    alike = grid_sizes(recipe).tensor if recipe.program.kind == "builtin" else 1  # ranks that compute the same samples
+    batch, impossible = _batch(resolved, max(1, placement.topology.world_size // alike))
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
     topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
     context = Context(
@@ -243,6 +247,18 @@ def decide(
     if problems := [each for each in found if each.severity == "error"] or [*overwritten(context)]:
         raise RecipeError(problems)
     return context, launcher, Choice(topology.device, placement.device_reason), (*placement.notices, *notices, *found)
+
+
+def with_copies(resolved: Resolved, nodes: int) -> Resolved:
+    """With what the built-in trainer's hybrid sharding leaves open: a copy of the model on each node.
+
+    It is FSDP2's, whatever version words like `--fsdp hybrid_shard` stand for.
+    """
+    recipe, asked = resolved.recipe, resolved.recipe.strategy
+    if recipe.program.kind != "builtin" or not isinstance(asked, Fsdp) or asked.sharding not in HYBRID:
+        return resolved
+    decided = asked.model_copy(update={"replicate": asked.replicate or nodes, "version": 2})
+    return replace(resolved, recipe=recipe.model_copy(update={"strategy": decided}))
 
 
 def _batch(resolved: Resolved, ranks: int) -> tuple[BatchArithmetic, Sequence[Diagnostic]]:
@@ -275,6 +291,8 @@ def _strategy(context: Context) -> Choice:
         reason = reason.removesuffix(" (FSDP2)")  # whichever the program wraps its model in
     elif isinstance(recipe.strategy, Fsdp) and recipe.strategy.version == 1:
         reason = reason.replace("FSDP2", "FSDP1")
+    if recipe.program.kind == "builtin" and (sizes := grid_sizes(recipe)).several:
+        reason = f"{reason}: {sizes.words(context.ranks)}"
     why = why_chosen(context.resolved)
     reason = f"{PROGRAMS[recipe.program.kind].STRATEGY_BY}{reason}"
     return Choice(recipe.strategy.kind, f"{reason}; {why}" if why else reason)

@@ -50,6 +50,7 @@ def training_digest(recipe: Recipe, batch: BatchArithmetic, dtype: str) -> str:
     """SHA-256 over the settings of TRAINING, the global batch and the resolved number format."""
     given = recipe.program.kind in OWN_DEFAULTS  # a setting that is left out is the program's own
     settings = recipe.model_dump(mode="json", by_alias=True, exclude_unset=given)
+    settings.get("model", {}).get("moe", {}).pop("parallel", None)  # how the work is spread
     chosen: dict[str, Any] = {"batch.global": batch.global_, "precision.dtype": dtype}
     if batch.global_ is None:  # what is known of it
         chosen |= {"batch.micro": batch.micro, "batch.accumulation": batch.accumulation, "batch.ranks": batch.ranks}

@@ -9,6 +9,7 @@ from trainkit.data.formats import packing_of
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import TechniqueInForce
 from trainkit.optimizers import OPTIMIZERS, optimizer
+from trainkit.recipe.grid import grid_sizes
 from trainkit.recipe.schema.fields import schema
 from trainkit.recipe.schema.model import quantized_bits
 
@@ -315,6 +316,27 @@ TECHNIQUES: tuple[Technique, ...] = (
         "all weights whole between forward and backward",
         "weights fit, gradients and optimizer state do not",
         other_flag='--fsdp "shard_grad_op"',
+    ),
+    Technique(
+        "strategy.sharding: hybrid_shard",
+        "weights are gathered inside a node alone; between copies only gradients are added up",
+        "a copy of the model's shards on each node, in place of one over all",
+        "the model fits on the GPUs of a node, and links between nodes are slow",
+        also="hybrid_shard_zero2",
+    ),
+    Technique(
+        "strategy.tensor: n",
+        "waits for two sums over n ranks in each block, forward and backward; n GPUs compute one sample",
+        "an n-th of the blocks' whole weights and of what is inside attention and feed-forward layers",
+        "a block, or one sample's activations, are too large for a GPU; inside a node",
+        in_force=lambda context: grid_sizes(context.recipe).tensor > 1,
+    ),
+    Technique(
+        "model.moe.parallel: n",
+        "tokens go to the ranks of their experts and back; no experts' weights are gathered from these",
+        "an n-th of the experts' whole weights while a block computes",
+        "experts are most of a model",
+        in_force=lambda context: grid_sizes(context.recipe).experts > 1,
     ),
     Technique(
         "strategy.auto_wrap: none",

@@ -32,7 +32,16 @@ _FAMILIAR = {
     "defaults": "extends",
     "include": "extends",
     "inherits": "extends",
+    **dict.fromkeys(("tp", "tp_size", "tensor_parallel", "tensor_parallel_size"), "strategy.tensor"),
+    **dict.fromkeys(("dp_replicate", "dp_replicate_size", "data_parallel_replicate_dim"), "strategy.replicate"),
+    **dict.fromkeys(("ep", "ep_size", "expert_parallel", "expert_parallel_size"), "model.moe.parallel"),
 }
+# What people know from other tools and no recipe has, by their name there: why, and what to do instead.
+NO_PIPELINE = (
+    "there is no pipeline parallelism: stages wait for one another, in a schedule that must know the model's layers",
+    "write strategy.kind: fsdp, which spreads all layers over the ranks, with strategy.tensor inside a node",
+)
+PIPELINES = ("pipeline", "pp", "pp_size", "pipeline_parallel", "pipeline_parallel_size", "pipeline_stages", "gpipe")
 
 
 # Keys of earlier releases, and what says the same now.

@@ -23,7 +23,7 @@ from trainkit.recipe.schema.base import MOST, Section
 from trainkit.recipe.schema.fields import Setting, members, open_keys, schema, tagged_sections
 from trainkit.recipe.schema.launching import NO_RANGE
 from trainkit.recipe.secrets import MASK, is_secret_name, mask_values
-from trainkit.recipe.suggestions import REPLACED, REPLACED_KINDS, did_you_mean, nearest_key
+from trainkit.recipe.suggestions import NO_PIPELINE, PIPELINES, REPLACED, REPLACED_KINDS, did_you_mean, nearest_key
 from trainkit.recipe.yaml_reader import read_scalar
 
 _PLAIN = {bool: "true or false", str: "a text", float: "a number", int: "a whole number", types.NoneType: "null"}
@@ -39,6 +39,7 @@ _BOUNDS = {
 
 _RANGE = re.compile(r"\s*\d+\s*(\.\.|[:-])\s*\d+\s*")
 
+_FSDP = "write strategy: {{kind: fsdp, {}}}"
 _FP8 = (
     "8-bit products are kernels of Transformer Engine or torchao, with scales that no recipe describes",
     'write bf16; a script of your own can ask for it itself, by Accelerator(mixed_precision="fp8")',
@@ -62,6 +63,15 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **dict.fromkeys(("16", "half", "float16"), ("PyTorch's float16", "write fp16")),
         "bfloat16": ("PyTorch's bfloat16", "write bf16"),
         **dict.fromkeys(("32", "float", "float32"), ("PyTorch's float32", "write fp32")),
+    },
+    "strategy.kind": {
+        **dict.fromkeys(PIPELINES, NO_PIPELINE),
+        **dict.fromkeys(
+            ("tp", "tensor", "tensor_parallel"), ("it divides blocks under fsdp", _FSDP.format("tensor: 2"))
+        ),
+        **dict.fromkeys(
+            ("hsdp", "hybrid_shard"), ("it is fsdp in several copies", _FSDP.format("sharding: hybrid_shard"))
+        ),
     },
     "precision.weights": dict.fromkeys(("fp8", "float8"), _FP8),
     "precision.eval": dict.fromkeys(("fp8", "float8"), _FP8),
@@ -281,7 +291,8 @@ def unknown_keys(layer: Layer) -> list[Diagnostic]:
         hint = f"did you mean {close}?" if close else f"known are: {', '.join(siblings)}"
         if key in REPLACED:
             hint = f"it is {REPLACED[key]} now; columns that have these names by themselves need none"
-        found.append(Diagnostic("error", what, key, origin, hint=hint))
+        why, hint = NO_PIPELINE if name.lower() in PIPELINES else ("", hint)
+        found.append(Diagnostic("error", what, key, origin, why, hint))
     return found
 
 
@@ -425,7 +436,8 @@ def _wrong(
         hint = did_you_mean(given, kinds, otherwise) if isinstance(given, str) else otherwise
         if now := REPLACED_KINDS.get((key, str(given))):
             hint = f"it is {key}.kind: {now} now"
-        return Diagnostic("error", what, f"{key}.kind", locate(f"{key}.kind"), hint=hint)
+        why, hint = refused(f"{key}.kind", given) or ("", hint)
+        return Diagnostic("error", what, f"{key}.kind", locate(f"{key}.kind"), why, hint)
     if setting is None:
         section = schema().sections[key]
         kind = isinstance(value, str) and value in section.kinds

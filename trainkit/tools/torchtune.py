@@ -145,8 +145,8 @@ KEYS: Mapping[str, Key] = table(
         "dataloader.prefetch_factor", "dataloader.parallel_method", "collate_fn", "model.use_grouped_mm",
     ),
     left_out(
-        "the built-in trainer spreads a model by FSDP or ZeRO alone, with the same result", "tensor_parallel_dim",
-        "tensor_parallel_plan", "data_parallel_replicate_dim", "data_parallel_shard_dim", "context_parallel_dim",
+        "how a model is spread changes no result; strategy.tensor and strategy.replicate do the like",
+        "tensor_parallel_dim", "tensor_parallel_plan", "data_parallel_replicate_dim", "data_parallel_shard_dim", "context_parallel_dim",
     ),
     left_out(ORDER, "shuffle"),
     left_out(SHOWN, "log_level", "log_peak_memory_stats", "debug_logging_enabled", "debug_num_samples_per_step",

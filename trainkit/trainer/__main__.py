@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from trainkit.errors import ExitCode, TrainingError, TrainkitError, one_line_each, refusal
 from trainkit.files import cache_folder, publish
 from trainkit.heartbeat import EVALUATION, Heartbeat, attach
+from trainkit.recipe.grid import grid_sizes
 from trainkit.recipe.schema import Logging
 from trainkit.text import pluralize
 from trainkit.trainer.settings import Settings, World, read_settings
@@ -88,9 +89,10 @@ def run(settings: Settings, world: World, seen: set[int], heartbeat: Heartbeat) 
     from trainkit.trainer.parallel import STRATEGIES
     from trainkit.trainer.parallel.swapping import swap_space
 
-    if settings.batch.ranks != world.size:  # otherwise the batch would silently have another size
+    planned = settings.batch.ranks * grid_sizes(settings.recipe).tensor
+    if planned != world.size:  # otherwise the batch would silently have another size
         raise TrainingError(
-            f"the plan is for {pluralize(settings.batch.ranks, 'rank')}, and the launcher started {world.size}",
+            f"the plan is for {pluralize(planned, 'rank')}, and the launcher started {world.size}",
             hint="plan again with the right nodes.count and nodes.processes_per_node",
         )
     device = device_of(settings.device, world)

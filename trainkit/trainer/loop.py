@@ -191,7 +191,7 @@ def train(parts: Parts, first: int, metrics: Metrics, requests: SignalRequests) 
 
 def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, requests: SignalRequests) -> None:
     """Take the optimizer steps, each followed by what is due: a metrics line, an evaluation, a checkpoint."""
-    recipe = parts.settings.recipe
+    recipe, data = parts.settings.recipe, parts.world.data
     uploads = recipe.checkpoint.push_to_hub.repo is not None or recipe.checkpoint.copy_to is not None
     parts.profiler.begin()
     parts.heartbeat.begin_step(progress.first)
@@ -200,11 +200,13 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
         for batch in timed(batches(parts, progress.first), progress.waiting):
             parts.heartbeat.set_phase(EXCHANGE)
             # One collective, on the host: the token counts of the global batch, and the signals of all ranks.
-            targets, targetless, cut, left_out, *votes = sum_over_ranks(
+            *counts, stop, end, save = sum_over_ranks(
                 [batch.counted, batch.targetless, batch.cut, batch.left_out, *requests.votes()], parts.world
             )
+            # Ranks that share out each matrix count the same samples.
+            targets, targetless, cut, left_out = (each * data.size // parts.world.size for each in counts)
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
-            computed = tokens_in(batch) * parts.world.size
+            computed = tokens_in(batch) * data.size
             progress.advance(targets, computed, batch.loader_state, by_token=is_by_token(batch.inputs))
             if targetless and not progress.targetless and parts.world.rank == 0:
                 why = "the prompt fills data.sequence_length, or the sample is a single token"
@@ -224,7 +226,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
                 # Needs no collective: all ranks have measured the same.
                 progress.stopped_early = 0 < recipe.eval.patience <= parts.best.since
             # Several ranks act only on signals that all know of; a single rank need not wait for the next step's votes.
-            progress.stopped_by, asked = requests.settle(votes if parts.world.size > 1 else None)
+            progress.stopped_by, asked = requests.settle((stop, end, save) if parts.world.size > 1 else None)
             stopped, early = progress.stopped_by is not None, progress.stopped_early
             # A run that ends before its last step saves, so that a requeued job resumes from there.
             requeued = stopped and recipe.cluster.kind != "none"
@@ -269,7 +271,7 @@ def batches(parts: Parts, first: int) -> Iterator[Batch]:
         parts.source.train,
         parts.order,
         settings.batch,
-        parts.world.rank,
+        parts.world.data.rank,
         steps=range(first, parts.steps),
         data=settings.recipe.data,
         pin=parts.device.type == "cuda",
@@ -281,7 +283,7 @@ def optimizer_step(parts: Parts, step: int, batch: Batch, targets: int) -> tuple
     strategy = parts.strategy
     # Gradients are shares of the global batch's mean. DDP, FSDP and ZeRO average gradients over the ranks, which
     # is undone here, so that the update uses the mean over the tokens of the global batch.
-    share = parts.world.size / max(1, targets)
+    share = parts.world.data.size / max(1, targets)
     total = torch.zeros((), device=parts.device)
     micro_batches, bounds = split_micro(batch, parts), bounds_of_micro(batch, parts.settings.batch.micro)
     with cached_casts():
@@ -319,13 +321,13 @@ def seed_dropout(parts: Parts, step: int, index: int) -> None:
     if parts.model.stochastic:
         batch = parts.settings.batch
         # By position in the global batch, not by rank: samples get the same masks on any number of ranks.
-        position = (parts.world.rank * batch.accumulation + index) * batch.micro
+        position = (parts.world.data.rank * batch.accumulation + index) * batch.micro
         torch.manual_seed(derived_seed(parts.settings.recipe.train.seed, "dropout", step, position))
 
 
 def report_step(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
     """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
-    progress.loss = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
+    progress.loss = sum_over_ranks([float(loss)], parts.world.data)[0] / max(1, progress.step_tokens)
     if progress.first_loss is None:
         progress.first_loss = progress.loss
     record = {
@@ -407,7 +409,7 @@ def save_checkpoint(
     if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
-    mean = sum_over_ranks([float(loss)], parts.world)[0] / max(1, progress.step_tokens)
+    mean = sum_over_ranks([float(loss)], parts.world.data)[0] / max(1, progress.step_tokens)
     if not math.isfinite(mean) and parts.settings.dtype == "fp16":
         # Loss scaling may skip this step: the run goes on, without a checkpoint of the step.
         if parts.world.rank == 0:

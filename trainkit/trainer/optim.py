@@ -152,19 +152,27 @@ def _in_steps(length: float, steps: int) -> int:
     return math.ceil(steps * length) if 0 < length < 1 else int(length)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
+def clip_gradients(divided: Sequence[tuple[Sequence[nn.Parameter], Any]], max_norm: float | None) -> Tensor:
     """Scale the gradients in place, so that their norm is at most `max_norm`; without one they stay as they are.
 
+    divided: parameters, each with the process group whose ranks have parts of them that no DTensor knows of, or None.
     Returns the norm before (Pascanu et al. 2013, algorithm 1). Loss scaling must be undone before.
     """
-    # Computed even without clipping: the metrics line shows the norm, and non-finite gradients
-    # end the run.
-    if max_norm:
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    else:  # the gradients are read and not written
+    # Computed even without clipping: the metrics line shows the norm, and non-finite gradients end the run.
+    norms = []
+    for parameters, group in divided:
         norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
-    # Of sharded gradients (FSDP2) each rank has a share of the sum of squares; this is where the ranks add them up.
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        # Of sharded gradients (FSDP2) each rank has a share of the sum of squares; this is where they are added up.
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if group is not None:
+            torch.distributed.all_reduce(squares := norm.square(), group=group)
+            norm = squares.sqrt()
+        norms.append(norm)
+    whole = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+    if max_norm:
+        for parameters, _ in divided:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, whole)
+    return whole
 
 
 def autocast(settings: Settings, dtype: str, device: torch.device) -> AbstractContextManager[object]:

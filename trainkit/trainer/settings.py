@@ -26,6 +26,15 @@ class World:
     local_rank: int = 0
     size: int = 1
     group: Any = None  # the process group in which they meet; None is the default one
+    grid: Any = None  # where they are in several dimensions (trainer/parallel/grid.py)
+
+    @property
+    def data(self) -> World:
+        """This rank among those with samples of their own; ranks that share out each matrix compute the same ones."""
+        if self.grid is None or self.grid.data is None:
+            return self
+        alike = self.grid.sizes.tensor
+        return World(self.rank // alike, self.local_rank, self.size // alike, self.grid.data)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> World:

@@ -46,6 +46,7 @@ from trainkit.trainer.models.target import loss_function
 from trainkit.trainer.models.weights import Slices, make_whole
 from trainkit.trainer.optim import DTYPES, autocast, learning_rate, set_tf32
 from trainkit.trainer.parallel import STRATEGIES, Strategy
+from trainkit.trainer.parallel.grid import arranged
 from trainkit.trainer.perf.efficiency import checkpoint_blocks, compile_model
 from trainkit.trainer.perf.offloading import offload_blocks
 from trainkit.trainer.perf.profiling import Profiler
@@ -83,6 +84,7 @@ class Parts:
 def assemble(settings: Settings, world: World, device: torch.device, heartbeat: Heartbeat | None = None) -> Parts:
     """Build every part. TrainingError if that is impossible, or if the ranks do not agree."""
     recipe, kind = settings.recipe, settings.recipe.strategy.kind
+    world = arranged(world, recipe, device)
     set_tf32(recipe.precision.tf32)
     if recipe.train.deterministic:
         be_deterministic()
@@ -244,7 +246,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 def first_step(settings: Settings, source: Source, order: SampleOrder, world: World, device: torch.device) -> ModelCopy:
     """A copy of the run's model under its strategy, and this rank's share of the first step, at its longest."""
     model, source = seeded_model(settings, source, world)
-    mine = positions_of_rank(settings.batch, world.rank)
+    mine = positions_of_rank(settings.batch, world.data.rank)
     batch, data = source.train[order.indices(0, mine.start, mine.stop)], settings.recipe.data
     if is_writing(settings.recipe) and getattr(data, "padding", "") == "longest":
         batch = widened(batch, Lengths.of(data), source.encoder.padding)

@@ -68,6 +68,8 @@ strategy:
   kind: fsdp
   version: 2
   sharding: full_shard
+  replicate: null
+  tensor: 1
   offload: false
   auto_wrap: transformer
   wrap_classes: []
@@ -131,6 +133,7 @@ model:
     every: 1
     balance_coef: 0.01
     z_coef: 0.001
+    parallel: 1
 peft:
   kind: none
   rank: 8

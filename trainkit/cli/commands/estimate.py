@@ -241,12 +241,16 @@ def tracing_of(*, quick: bool) -> Iterator[Callable[[Context], Tracing]]:
     """Where traces come from: the model's own code, or with `quick` what is known already."""
     from trainkit.foresight.estimate import known_or_formula
     from trainkit.foresight.traces import Traces
+    from trainkit.recipe.grid import grid_sizes
 
     with Traces() as traces:
-        if quick:
-            yield lambda context: known_or_formula(context, lambda _: None)
-        else:
-            yield lambda _: lambda wanted: (traces.get(wanted), "traced")
+
+        def source(context: Context) -> Tracing:
+            if quick or grid_sizes(context.recipe).divides_blocks:  # a trace is of whole blocks
+                return known_or_formula(context, lambda _: None)
+            return lambda wanted: (traces.get(wanted), "traced")
+
+        yield source
 
 
 def estimated_plan(resolved: Resolved, facts: Facts, tracing: Source) -> Estimate:

@@ -122,7 +122,9 @@ def _batch(plan: Plan, width: int) -> Iterator[str]:
     unknown = batch.global_ is batch.micro is batch.accumulation is None
     yield f"Batch: {OWN}" if unknown else f"Batch: {_side(batch.global_)} = {sides}"
     if not unknown:
-        yield f"  samples per optimizer step = micro batch {TIMES} accumulation {TIMES} ranks"
+        alike = plan.topology.world_size // batch.ranks  # ranks that compute the same samples, each with its part
+        groups = "ranks" if alike == 1 else f"groups of {alike} ranks, which compute the same samples"
+        yield from _wrapped(f"samples per optimizer step = micro batch {TIMES} accumulation {TIMES} {groups}", width)
     if batch.search:
         sizes = ", ".join(map(str, batch.search))
         found = f"micro batch: found at the start, the largest of {sizes} that fits; accumulation follows"

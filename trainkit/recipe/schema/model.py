@@ -19,12 +19,17 @@ class Moe(Section):
     every: Count = setting(1, "Every n-th block has experts, the last of each n.")
     balance_coef: float = setting(0.01, "Weight of the load-balancing loss (Switch Transformers).", ge=0)
     z_coef: float = setting(0.001, "Weight of the router z-loss (ST-MoE).", ge=0)
+    parallel: Count = setting(
+        1, "Expert parallelism under fsdp: over how many ranks each block's experts are shared out; tokens go to them."
+    )
 
     def _contradictions(self) -> Iterator[str]:
         if not self.experts and self.model_fields_set - {"experts"} and self != Moe():
             yield "experts is 0, so the other settings of experts have no effect"
         if 0 < self.experts < self.top_k:
             yield f"top_k {self.top_k} is more than there are experts ({self.experts})"
+        if self.experts % self.parallel:
+            yield f"experts {self.experts} is not divisible by parallel {self.parallel}"
 
 
 class Quantize(Section):

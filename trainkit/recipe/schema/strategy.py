@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.schema.base import Section, setting
+from trainkit.recipe.schema.base import Count, Section, setting
 from trainkit.recipe.schema.launching import Scalar
 
 StrategyKind = Literal["single", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
@@ -41,8 +41,19 @@ class Fsdp(Section):
     sharding: Literal["full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard"] = setting(
         "full_shard",
         "`full_shard` frees gathered parameters after forward (ZeRO-3-like); "
-        "`shard_grad_op` keeps them until backward. In version 1, for your own scripts, `hybrid_shard` and "
-        "`hybrid_shard_zero2` do the same inside each node and keep replicas on the others; `no_shard` shards nothing.",
+        "`shard_grad_op` keeps them until backward. `hybrid_shard` and `hybrid_shard_zero2` do the same inside each "
+        "node and keep copies on the others (own scripts: in version 1); `no_shard`, in version 1, shards nothing.",
+    )
+    replicate: Count | None = setting(
+        None,
+        "How many copies of the model `hybrid_shard` keeps, each sharded over its part of the ranks; null is one on "
+        "each node.",
+    )
+    tensor: Count = setting(
+        1,
+        "Tensor parallelism: over how many neighbouring ranks, which compute the same samples, the matrices of each "
+        "block are divided; the rest of the ranks shard what each has. For gpt, and models of transformers that "
+        "bring a plan for it.",
     )
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
     auto_wrap: Literal["transformer", "size", "none"] = setting(

@@ -24,7 +24,7 @@ from trainkit.tools.accelerate import importer
 from trainkit.tools.accelerate.fields import SETTINGS
 from trainkit.tools.base import own_scripts
 from trainkit.tools.base.fields import UNSET, setting
-from trainkit.tools.base.fsdp_settings import CHECKPOINTING, of_first_version, wrapping_notices
+from trainkit.tools.base.fsdp_settings import CHECKPOINTING, MESH, of_first_version, wrapping_notices
 from trainkit.tools.base.interface import Detection, all_own
 from trainkit.tools.deepspeed.config import config_file
 from trainkit.tools.deepspeed.fields import FILE as DEEPSPEED
@@ -94,6 +94,7 @@ SUPPORT: Table = {
     ),
     "strategy.find_unused_parameters": unsupported(_KWARGS, "give it there", False),
     "strategy.limit_all_gathers": unsupported(_PLUGIN, "leave it out", True, None),
+    **dict.fromkeys(("strategy.replicate", "strategy.tensor"), MESH),
     "strategy.prefetch": unsupported(_PLUGIN, "leave it out", 1),
     "strategy.reduce_gradients": unsupported(
         "accelerator.accumulate() reduces once", "leave it out, or write once", "once"

@@ -11,11 +11,19 @@ from typing import Any
 
 from trainkit.errors import Diagnostic, Origin, note
 from trainkit.launch_plan.context import Context
+from trainkit.launch_plan.rules import unsupported
 from trainkit.recipe.assignment import Assignment
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, boolean, chosen, setting
 
+MESH = unsupported(
+    "the libraries of such a program take a mesh of ranks from the environment",
+    "set PARALLELISM_CONFIG_DP_REPLICATE_SIZE or PARALLELISM_CONFIG_TP_SIZE, with ACCELERATE_USE_PARALLELISM_CONFIG, "
+    "in env, and leave it out here",
+    None,
+    1,
+)
 CHECKPOINTING = "efficiency.gradient_checkpointing.every"
 # The words are those of accelerate, utils/constants.py (FSDP_AUTO_WRAP_POLICY, FSDP_STATE_DICT_TYPE).
 POLICIES = {"transformer": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP", "none": "NO_WRAP"}

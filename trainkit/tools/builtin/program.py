@@ -11,6 +11,7 @@ from trainkit.launch_plan.model import Variable
 from trainkit.launch_plan.provenance import Source, SourcedFile, Token, json_file, module, resume_word, token
 from trainkit.launch_plan.rules import Support, Table, unsupported
 from trainkit.lazy import call
+from trainkit.recipe.grid import HYBRID
 from trainkit.tools.base.fsdp_settings import FIRST_VERSION, SHARDING
 from trainkit.tools.base.interface import Detection, all_own, nothing
 from trainkit.tools.builtin.inputs import INPUT_RULES
@@ -37,13 +38,13 @@ SUPPORT: Table = {
         unsupported("trainkit's own trainer is what runs", _OWN, None, [], {}, False),
     ),
     "program.reads_recipe": unsupported("trainkit's own trainer is told everything anyway", _LEAVE, False),
-    "strategy.version": unsupported(_OLD, "write 2", 2),
+    "strategy.version": replace(unsupported(_OLD, "write 2", 2), implied_by="strategy.sharding"),
     **{
         f"strategy.{name}": replace(unsupported(_OLD, _LEAVE, always, None), part_of="strategy.version")
         for name, always in FIRST_VERSION.items()
     },
     "strategy.sharding": replace(
-        unsupported(_OLD, f"write {' or '.join(SHARDING)}", *SHARDING, None), part_of="strategy.version"
+        unsupported(_OLD, f"write {' or '.join(SHARDING)}", *SHARDING, *HYBRID, None), part_of="strategy.version"
     ),
     "strategy.sync_module_states": unsupported(_SAME, _LEAVE, True, None),
     "strategy.cpu_ram_efficient_loading": unsupported(_SAME, _LEAVE, False, None),

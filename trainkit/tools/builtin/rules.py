@@ -15,8 +15,9 @@ from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optim
 from trainkit.machine.capability import AMPERE, VOLTA, fast_format, has_flash_attention, has_tensor_cores, named
 from trainkit.machine.facts import Gpu
 from trainkit.metrics import METRICS, metrics_of
-from trainkit.optimizers import MOMENTS, ZERO, optimizer
-from trainkit.recipe.schema import DatasetData, HfModel
+from trainkit.optimizers import MOMENTS, OPTIMIZERS, ZERO, optimizer
+from trainkit.recipe.grid import HYBRID, grid_sizes
+from trainkit.recipe.schema import DatasetData, GptModel, HfModel
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.text import join_names, pluralize
@@ -48,7 +49,134 @@ def _bits(c: Context) -> int:
     return quantized_bits(c.recipe)
 
 
+# Architectures of transformers, by `model_type`, whose own plan (`base_model_tp_plan`) divides linear layers alone, and
+# which a test trains on two ranks.
+DIVISIBLE = frozenset(
+    (
+        *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo", "phi", "qwen2", "qwen3", "smollm3"),
+        "starcoder2",
+    )
+)
+ELEMENTWISE = tuple(name for name, each in OPTIMIZERS.items() if each.elementwise)
+DIVIDED = ("heads", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def _tensor(c: Context) -> int:
+    """Over how many ranks each matrix is divided."""
+    return grid_sizes(c.recipe).tensor
+
+
+def _experts(c: Context) -> int:
+    """Over how many ranks a block's experts are shared out."""
+    return c.recipe.model.moe.parallel if isinstance(c.recipe.model, GptModel) else 1
+
+
+def _divided(c: Context) -> bool:
+    return grid_sizes(c.recipe).divides_blocks
+
+
+def _hybrid(c: Context) -> bool:
+    return getattr(c.recipe.strategy, "sharding", "") in HYBRID
+
+
+def _undivided_size(c: Context) -> str:
+    """A size of the model that the parts of its matrices do not divide; empty if there is none that is known."""
+    sizes = {**c.resolved.described.model, **dict(c.recipe.model)}
+    sizes |= getattr(c.recipe.model, "config", {})
+    found = ((name, sizes.get(name)) for name in DIVIDED)
+    return next((name for name, size in found if isinstance(size, int) and size % _tensor(c)), "")
+
+
+GRID: tuple[PlanRule, ...] = (
+    incompatible(
+        "strategy.replicate",
+        lambda c: c.strategy == "fsdp" and getattr(c.recipe.strategy, "replicate", None) and not _hybrid(c),
+        "full_shard and shard_grad_op keep one copy of the model, over all ranks",
+        "strategy.sharding: hybrid_shard, or leave strategy.replicate out",
+    ),
+    incompatible(
+        "strategy.replicate",
+        lambda c: c.ranks % (grid_sizes(c.recipe).copies * _tensor(c)),
+        "copies of the model, and the parts of its matrices, have as many ranks each",
+        "strategy.replicate and strategy.tensor whose product divides the number of processes",
+    ),
+    incompatible(
+        "model.moe.parallel",
+        lambda c: _experts(c) > 1 and c.strategy != "fsdp",
+        "only under fsdp do ranks have different experts",
+        "strategy.kind: fsdp, or model.moe.parallel: 1",
+    ),
+    incompatible(
+        "model.moe.parallel",
+        lambda c: c.strategy == "fsdp" and c.ranks // (grid_sizes(c.recipe).copies * _tensor(c)) % _experts(c),
+        "the ranks of a copy share out the experts in groups of that size",
+        "model.moe.parallel that divides the ranks of a copy",
+    ),
+    incompatible(
+        "strategy.tensor",
+        lambda c: _tensor(c) > 1 and c.recipe.model.kind == "target",
+        "how a model of your own can be divided is not known",
+        "strategy.tensor: 1, or model.kind: hf",
+    ),
+    incompatible(
+        "strategy.tensor",
+        lambda c: _tensor(c) > 1 and c.model_type and c.model_type not in DIVISIBLE,
+        "transformers has no plan for this architecture that divides linear layers alone, or none that was tried",
+        f"strategy.tensor: 1, or one of {', '.join(sorted(DIVISIBLE))}",
+    ),
+    incompatible(
+        "strategy.tensor",
+        lambda c: _tensor(c) > 1 and _undivided_size(c),
+        "each rank has as many heads, and as much of the feed-forward layer, as the others",
+        f"strategy.tensor that divides {', '.join(DIVIDED)}",
+    ),
+    incompatible(
+        "strategy.tensor",
+        lambda c: _tensor(c) > 1 and getattr(c.recipe.model, "dropout", 0),
+        "ranks that have some heads each would draw other masks than one that has all",
+        "model.dropout: 0, or strategy.tensor: 1",
+    ),
+    incompatible(
+        "peft.kind",
+        lambda c: _divided(c) and c.recipe.peft.kind != "none",
+        "adapters, and weights in few bits, are not divided beside the matrices that they adapt",
+        "strategy.tensor: 1 and model.moe.parallel: 1, with which fsdp shards them",
+    ),
+    incompatible(
+        "optimizer.name",
+        lambda c: _tensor(c) > 1 and c.recipe.optimizer.name not in ELEMENTWISE,
+        "it looks at whole matrices, or keeps state of another shape, and a rank has parts of them",
+        f"one of {', '.join(ELEMENTWISE)}, or strategy.tensor: 1",
+    ),
+    incompatible(
+        "optimizer.name",
+        lambda c: _experts(c) > 1 and c.recipe.optimizer.name not in (*ELEMENTWISE, "muon"),
+        "it may look at whole stacks of experts, or keep state of another shape, and a rank has parts of them",
+        f"one of {', '.join((*ELEMENTWISE, 'muon'))}, or model.moe.parallel: 1",
+    ),
+    incompatible(
+        "precision.dtype",
+        lambda c: _divided(c) and c.dtype == "fp16",
+        "ranks with different parts of the model would scale their losses differently",
+        "precision.dtype: bf16, or fp32",
+    ),
+    incompatible(
+        "strategy.offload",
+        lambda c: _divided(c) and getattr(c.recipe.strategy, "offload", False),
+        "gradients of parts of matrices and of experts are exchanged where they are computed",
+        "strategy.offload: false",
+    ),
+    incompatible(
+        "efficiency.compile",
+        lambda c: _divided(c) and c.recipe.efficiency.compile.enabled,
+        "a block exchanges sums or tokens with other ranks in its middle, where a graph would break",
+        "efficiency.compile: false",
+    ),
+)
+
+
 INCOMPATIBLE: tuple[PlanRule, ...] = (
+    *GRID,
     incompatible(
         "strategy.kind",
         lambda c: c.strategy == "zero0",
@@ -460,8 +588,25 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def one_copy(c: Context) -> Iterator[Diagnostic]:
+    """hybrid_shard where there is one node, as in a recipe for several."""
+    if _hybrid(c) and grid_sizes(c.recipe).copies == 1:
+        what = "strategy.sharding: hybrid_shard keeps one copy of the model on one node, as full_shard does"
+        yield note(what, "set strategy.replicate for copies inside a node")
+
+
+def parts_of_matrices_on_several_nodes(c: Context) -> Iterator[Diagnostic]:
+    """They exchange sums in each layer, which is for the links inside a node."""
+    if _tensor(c) > 1 and c.processes % _tensor(c):
+        processes = pluralize(c.processes, "process", "es")
+        what = f"the {_tensor(c)} parts of each matrix are spread over nodes of {processes}"
+        yield warning(what, "set strategy.tensor to a number that divides nodes.processes_per_node")
+
+
 RULES: tuple[PlanRule, ...] = (
     slow_format,
+    one_copy,
+    parts_of_matrices_on_several_nodes,
     rounded_updates,
     flash_attention_needs_ampere,
     resumed_runs_round_otherwise,

@@ -12,7 +12,7 @@ from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import LAUNCHED, Support, Table, unsupported
 from trainkit.recipe.schema import Fsdp
 from trainkit.tools.base.fields import UNSET, Unsupported, is_set, setting
-from trainkit.tools.base.fsdp_settings import CHECKPOINTING, of_first_version
+from trainkit.tools.base.fsdp_settings import CHECKPOINTING, MESH, of_first_version
 from trainkit.tools.deepspeed.fields import FILE as DEEPSPEED
 from trainkit.tools.deepspeed.fields import STRATEGY_KEYS
 from trainkit.tools.hf import deepspeed
@@ -160,6 +160,7 @@ SUPPORT: Table = {
     },
     "strategy.bucket_mb": Support(f"--ddp_bucket_cap_mb, {DEEPSPEED}"),
     "hang.collective_seconds": Support("--ddp_timeout"),
+    **dict.fromkeys(("strategy.replicate", "strategy.tensor"), MESH),
 }
 
 # Fields that name files of the plan's: the file, and how to have the user's own taken over.

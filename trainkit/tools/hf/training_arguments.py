@@ -14,6 +14,7 @@ from trainkit.errors import RecipeError, UsageError
 from trainkit.metrics import LOSS, PREFIX, lower_is_better
 from trainkit.optimizers import CLASSES, OPTIMIZERS, OTHER_NAMES, optimizer
 from trainkit.recipe.assignment import Assignment
+from trainkit.recipe.grid import HYBRID
 from trainkit.recipe.hub_name import has_owner
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.schema.launching import Reporter
@@ -21,7 +22,7 @@ from trainkit.recipe.short_flags import ONLY_AT_THE_END
 from trainkit.recipe.yaml_reader import compose
 from trainkit.text import join_names
 from trainkit.tools.base.fields import Settings, Unsupported, by_name
-from trainkit.tools.base.fsdp_settings import FIRST_SHARDING, FIRST_VERSION
+from trainkit.tools.base.fsdp_settings import FIRST_VERSION
 from trainkit.tools.base.imported_recipe import read_mapping
 from trainkit.tools.base.trainer_files import Decoded, Key, LeftOut, TrainerFile, accepted, left_out, refused, table
 from trainkit.tools.deepspeed.config import leaves
@@ -98,7 +99,7 @@ KEYS: Mapping[str, Key] = table(
     accepted("label_smoothing_factor", "the built-in trainer's loss is cross entropy without smoothing", 0),
     accepted("neftune_noise_alpha", "the built-in trainer adds no noise to embeddings (NEFTune)", 0),
     refused("the built-in trainer projects no gradients, and trains all weights or adapters", "optim_target_modules"),
-    refused("the built-in trainer has no mesh of ranks beyond ddp, fsdp and ZeRO", "parallelism_config"),
+    refused("its sizes are strategy.replicate and strategy.tensor here", "parallelism_config"),
     left_out("batch.micro auto finds what fits, with batch.global set", "auto_find_batch_size"),
     left_out(ORDER, "data_seed", "group_by_length", "train_sampling_strategy", "length_column_name"),
     left_out(ORDER, "dataloader_in_order"),
@@ -412,13 +413,9 @@ def _read_fsdp(file: TrainerFile, words: list[Any], config: Any) -> None:
     if "no_shard" in (*words, sharding):
         draft.set("strategy.kind", "ddp", file.source.at("fsdp"), "NO_SHARD of FSDP is plain data parallelism")
         return
-    hybrid = [each for each in (*words, sharding) if each in FIRST_SHARDING]
-    if hybrid:
-        file.refuse("fsdp", f"{hybrid[0]} is of FSDP's first version, and the built-in trainer has the second")
-        return
     draft.set("strategy.kind", "fsdp", file.source.at("fsdp" if words else "fsdp_config"))
     if words:
-        sharded = "shard_grad_op" if "shard_grad_op" in words else "full_shard"
+        sharded = next((each for each in (*HYBRID, "shard_grad_op") if each in words), "full_shard")
         file.put("fsdp", {"strategy.sharding": sharded, "strategy.offload": "offload" in words})
     for name, value in config.items():
         full, plain = f"fsdp_config.{name}", str(name).removeprefix("fsdp_")

@@ -62,7 +62,7 @@ class Evaluation:
         # Fewer than `eval.batches` passes if the validation split is too small.
         chosen = [order[place] for place in range(min(len(samples), recipe.eval.batches * micro))]
         self.passes = [tuple(chosen[start : start + micro]) for start in range(0, len(chosen), micro)]
-        self._samples, self._world, self._device, self._model = samples, world, device, model
+        self._samples, self._world, self._device, self._model = samples, world.data, device, model
         self.names = usable_metrics(recipe)
         self._own = own_metrics(self.names)
         self._by_name = [name for name in self.names if not is_own(name)]

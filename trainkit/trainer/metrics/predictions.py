@@ -87,11 +87,11 @@ def records(parts: Parts) -> Iterator[dict[str, Any]]:
         tokens = written_tokens(recipe) if asked is None else asked
         writer = writer_of(parts.model, source.encoder, parts.world, parts.device, tokens=tokens, sharded=sharded)
     parts.strategy.model.eval()
-    for (samples, numbers, first), own in in_turn(passes, parts.world):
+    for (samples, numbers, first), own in in_turn(passes, parts.world.data):
         with parts.eval_autocast:
             made = [*_judged(parts, samples[numbers], writer)]
         found = [{"sample": first + numbers[row], **record} for row, record in made]
-        for each in gather_from_ranks(found if own else [], parts.world):
+        for each in gather_from_ranks(found if own else [], parts.world.data):
             yield from each
     parts.strategy.model.train()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,21 @@ from trainkit.trainer.models.weights import Slices
 
 Remarks = Sequence[tuple[int, str]]  # messages with their log levels
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (the model's outputs, the inputs of the batch) -> loss
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """How the blocks of a model are divided over ranks, by the last part of the names of their modules.
+
+    columns: linear layers that are divided by outputs, with the number of layers that lie behind one another in each.
+    rows: those divided by inputs. entries: what holds divided layers, from what they read to their sum. sums: what is
+    whole on each rank, and is used there for a part alone.
+    """
+
+    columns: Mapping[str, int]
+    rows: Set[str]
+    entries: Set[str]
+    sums: Set[str] = frozenset()
 
 
 class Model(nn.Module):
@@ -43,6 +58,10 @@ class Model(nn.Module):
     slices: Slices | None = None  # of a model that is divided over ranks: its weights, for the strategy to place
     # Upper bound of the next micro batch's counted targets, if few are counted and the host knows it; else None.
     targets_at_most: int | None = None
+
+    def tensor_plan(self) -> TensorPlan | None:
+        """How its blocks are divided over ranks; None where that is not known."""
+        return None
 
     def head(self) -> Sequence[nn.Parameter]:
         """The task's head on top of a pretrained model: it starts untrained, so it is trained beside adapters."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainkit.recipe.schema import GptModel, Moe, Recipe
 from trainkit.trainer.data.source import sample_length
-from trainkit.trainer.models.base import Model
+from trainkit.trainer.models.base import Model, TensorPlan
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
 from trainkit.trainer.models.weights import divide, drawn, give_memory
@@ -31,7 +31,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, sequence, width) -> the same shape. mask: (batch, 1, sequence, sequence), where a token may look."""
         batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        # Of the heads that are on this rank.
+        qkv = self.qkv(x).view(batch, length, 3, -1, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         if self.fused:  # memory grows with the length, not with its square (FlashAttention)
@@ -44,7 +45,7 @@ class Attention(nn.Module):
                 mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
             weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
             mixed = functional.dropout(weights, dropout) @ value
-        return cast("Tensor", self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
+        return cast("Tensor", self.out(mixed.transpose(1, 2).reshape(batch, length, -1)))
 
 
 class Block(nn.Module):
@@ -111,6 +112,10 @@ class Gpt(Model):
         self.stochastic = settings.dropout > 0
         self.attention_width = settings.layers * width
         self.vocabulary, self.attention = settings.vocab_size, "sdpa" if fused_attention else "eager"
+
+    def tensor_plan(self) -> TensorPlan:
+        """Heads, and the feed-forward layer; experts stay whole."""
+        return TensorPlan({"qkv": 3, "mlp_in": 1}, {"out", "mlp_out"}, {"attention", "mlp_in"})
 
     def draw(self, seed: int) -> None:
         """Draw the weights, each module's by a generator of its own (:func:`drawn`)."""

@@ -27,7 +27,7 @@ from trainkit.errors import TrainingError, first_line
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.text import join_names
-from trainkit.trainer.models.base import Remarks, Wrapped, blocks_of, cast_weights
+from trainkit.trainer.models.base import Remarks, TensorPlan, Wrapped, blocks_of, cast_weights
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.models.quantized import (
@@ -106,6 +106,19 @@ class Transformer(Wrapped):
     def write(self, **options: Any) -> Tensor:
         """transformers' generate(): as a method, which a strategy can treat as it does a forward pass."""
         return cast("Tensor", self.inner.generate(**options))
+
+    def tensor_plan(self) -> TensorPlan | None:
+        """Of transformers, where it divides linear layers alone."""
+        plan: Mapping[str, str] = getattr(self.inner.config, "base_model_tp_plan", None) or {}
+        if not plan or set(plan.values()) - {"colwise", "rowwise", "replicated_with_grad_allreduce"}:
+            return None
+        ends: dict[str, set[str]] = {}
+        for place, style in plan.items():
+            ends.setdefault(style, set()).add(place.rpartition(".")[2])
+        entries = {place.split(".")[-2] for place, style in plan.items() if style == "colwise"}
+        # Norms of single heads; transformers 4 does not name them.
+        sums = ends.get("replicated_with_grad_allreduce", set()) | {"q_norm", "k_norm"}
+        return TensorPlan(dict.fromkeys(ends["colwise"], 1), ends["rowwise"], entries, sums)
 
     def _takes_option(self, name: str) -> bool:
         """Whether the model knows an option, or hands it on to its body, which does."""

@@ -41,7 +41,8 @@ def linear_cross_entropy(
     # Gradients of fp16 are scaled before they are rounded, by a scale that forward does not know.
     if not large or asked == torch.float16:
         logits = functional.linear(rows, weight, bias)
-        return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     with without_autocast(hidden):
         cast = [each if each is None else each.to(asked) for each in (rows, weight, bias)]
         loss: Tensor = _Chunked.apply(*cast, targets)  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +50,13 @@ class MixtureOfExperts(nn.Module):
         self.top_k = settings.top_k
         self.router = nn.Linear(width, settings.experts, bias=False)
         self.experts = Experts(settings.experts, width)
+        self.on_ranks: Callable[[Tensor, Tensor], Tensor] | None = None  # in place of `experts`, where others have some
 
     def forward(self, x: Tensor) -> Routed:
         """(batch, sequence, width) -> the same shape, and what :data:`Routing` holds."""
-        logits = self.router(x).float()  # the softmax over experts is unstable in 16 bits (Switch, section 2.4)
+        logits = self.router(x)
+        # The softmax over experts is unstable in 16 bits (Switch, section 2.4).
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         probabilities = logits.softmax(dim=-1)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
         # The one weight of top-1 stays as it is (Switch): divided by itself, it would teach the router nothing.
@@ -64,7 +67,7 @@ class MixtureOfExperts(nn.Module):
         # Sorted by expert, so that each computes its tokens in one product; `index_add` puts them back and adds up.
         order = chosen.flatten().argsort(stable=True)
         rows, flat = order // self.top_k, x.flatten(0, 1)
-        outputs = self.experts(flat[rows], load) * weights.flatten()[order, None]
+        outputs = (self.on_ranks or self.experts)(flat[rows], load) * weights.flatten()[order, None]
         mixed = torch.zeros_like(flat).index_add(0, rows, outputs.to(x.dtype))
         return mixed.view_as(x), balance_loss(probabilities, assigned), z_loss(logits), load
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,8 @@ class Engine(Strategy):
         self.scaler = self._new_scaler()
         # Frozen parameters (LoRA) have no gradients to clip.
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # What is clipped together, and the process groups that have parts of it which no DTensor knows of.
+        self._divided: Sequence[tuple[Sequence[nn.Parameter], Any]] = [(self._parameters, None)]
         self._max_norm = settings.recipe.train.max_grad_norm
         self._adapts = settings.recipe.peft.kind != "none"
         self._copies = HostCopies(keeps=device.type == "cuda")
@@ -66,7 +68,7 @@ class Engine(Strategy):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self._parameters, self._max_norm)
+        norm = clip_gradients(self._divided, self._max_norm)
         before = self.scaler.scale(self._one) if self.scaler.is_enabled() else None
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -92,10 +94,10 @@ class Engine(Strategy):
 
     def save(self, folder: Path) -> None:
         """Write the state with torch.distributed.checkpoint, each rank its own shards; of adapters without the base."""
-        write_state(self._state(whole=not self._adapts), folder)
+        write_state(self._in_file(self._state(whole=not self._adapts)), folder)
 
     def save_later(self) -> Callable[..., None]:
-        return partial(write_state, self._copies(self._state(whole=not self._adapts)))
+        return partial(write_state, self._copies(self._in_file(self._state(whole=not self._adapts))))
 
     def load(self, folder: Path) -> None:
         with quiet(), only_data():
@@ -105,7 +107,9 @@ class Engine(Strategy):
             # Older releases saved the frozen weights beside adapters, too.
             whole = not self._adapts or any(f"model.{name}" in saved for name in frozen)
             state = self._state(whole=whole)
-            state_dict_loader.load(state, storage_reader=reader)  # in place, each rank its own shards
+            read = self._in_file(state)
+            state_dict_loader.load(read, storage_reader=reader)  # in place, each rank its own shards
+            state = with_own(read, state)
         if whole:
             model, optimizer = state["model"], state["optimizer"]
             set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
@@ -113,6 +117,10 @@ class Engine(Strategy):
             set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._skipped = state["skipped"]
+
+    def _in_file(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state as it is in a checkpoint: where that lies otherwise than here, with `Pieces` of the same memory."""
+        return state
 
     def _state(self, *, whole: bool) -> dict[str, Any]:
         """The content of a checkpoint. whole: including frozen weights."""
@@ -123,6 +131,13 @@ class Engine(Strategy):
             model, optimizer = kept_tensors(self._plain), get_optimizer_state_dict(self.model, self.optimizer)
         counters = {"scaler": self.scaler.state_dict(), "skipped": int(self._skipped)}
         return {"model": model, "optimizer": optimizer, **counters}
+
+
+def with_own(read: Any, state: Any) -> Any:
+    """What was read, with the state's own tensors in place of their pieces, which were read in place."""
+    if isinstance(read, dict):
+        return {key: with_own(each, state.get(key)) for key, each in read.items()}
+    return state if isinstance(read, Pieces) else read
 
 
 class Single(Engine):

@@ -1,0 +1,91 @@
+"""Ranks in several dimensions: copies of a model, its shards, experts, and parts of matrices.
+
+Ranks that are near one another exchange the most: those of a tensor's parts are next to one another, then come experts,
+shards, and farthest apart, in other nodes, copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainkit.recipe.grid import GridSizes, grid_sizes
+from trainkit.recipe.schema import Recipe
+from trainkit.trainer.settings import World
+
+Region = tuple[int, int, int]  # along a dimension: where it begins in the part, and in the whole, and its length
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The groups of a rank, one for each dimension in which the model is divided."""
+
+    sizes: GridSizes
+    shards: DeviceMesh  # of a copy, behind the dimension of copies if there are several
+    expert_shards: DeviceMesh  # of ranks with the same experts, as `shards`
+    experts: Any  # the process group of the ranks that share out a block's experts; None if each has all
+    tensor: Any  # that of the ranks that share out each matrix; None if each has all
+    data: Any  # that of the ranks whose samples are together a batch, on the host; None is all ranks
+
+
+def arranged(world: World, recipe: Recipe, device: torch.device) -> World:
+    """The ranks in the dimensions that a recipe asks for. Called once, on every rank."""
+    sizes = grid_sizes(recipe)
+    if not sizes.several:
+        return world
+    shards = world.size // (sizes.copies * sizes.tensor)
+    whole = init_device_mesh(
+        device.type, (sizes.copies, shards, sizes.tensor), mesh_dim_names=("copies", "shards", "tensor")
+    )
+    split = whole
+    if sizes.experts > 1:
+        shape = (sizes.copies, shards // sizes.experts, sizes.experts, sizes.tensor)
+        split = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards", "experts", "tensor"))
+    data = None
+    if sizes.tensor > 1:
+        columns = [[*range(place, world.size, sizes.tensor)] for place in range(sizes.tensor)]
+        data, _ = dist.new_subgroups_by_enumeration(columns, backend="gloo")  # type: ignore[no-untyped-call]
+    names = ("copies", "shards") if sizes.copies > 1 else ("shards",)
+    grid = Grid(
+        sizes,
+        shards=whole[names],
+        expert_shards=split[names],
+        experts=split.get_group("experts") if sizes.experts > 1 else None,
+        tensor=whole.get_group("tensor") if sizes.tensor > 1 else None,
+        data=data,
+    )
+    return replace(world, grid=grid)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One of `of` equal parts of a parameter along a dimension, which a rank has before it is sharded.
+
+    layers: how many layers lie behind one another there, of each of which the part has its share.
+    """
+
+    dimension: int
+    index: int
+    of: int
+    layers: int = 1
+
+    def shape(self, whole: Sequence[int]) -> list[int]:
+        """The part's."""
+        sizes = list(whole)
+        sizes[self.dimension] //= self.of
+        return sizes
+
+    def regions(self, whole: int, start: int, length: int) -> Iterator[Region]:
+        """Where a stretch of the part along the dimension lies in the whole, which is so long."""
+        share = whole // (self.layers * self.of)
+        stop = start + length
+        while start < stop:
+            layer, within = divmod(start, share)
+            size = min(stop - start, share - within)
+            yield start - (stop - length), (layer * self.of + self.index) * share + within, size
+            start += size
