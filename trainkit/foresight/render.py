@@ -30,6 +30,10 @@ def verdict(found: Foresight) -> str:
         return f"does not fit: {format_memory(found.host - found.host_limit)} of the machine's memory are missing"
     if found.verdict == "too large" and found.headroom >= 0:
         return f"does not fit: {left} are left, less than the allocator loses between its blocks"
+    if found.verdict != "too large" and found.headroom < 0:
+        gives_back = f"torch's allocator gives back {missing} that it holds unused"
+        doubt = f"may just fit: {gives_back}, and the estimate may be wrong by {found.margin:.0%}"
+        return f"fits: {gives_back}" if found.verdict == "fits" else doubt
     return VERDICTS[found.verdict].format(left=left, missing=missing, margin=found.margin)
 
 
