@@ -19,8 +19,8 @@ from machines import LOGIN, Machines, address, missing
 FOLDER = Path(os.environ.get("TRAINKIT_CLUSTER", "/tmp/trainkit-cluster"))  # of the cluster that is started by hand
 PATIENCE = 60.0  # seconds
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "munged")
-# Short times, so that what takes minutes on a cluster takes seconds here. The nodes of the partition gpu are as large as a
-# DGX H100 and never start: `sbatch --test-only` alone says whether they would take a job.
+# Short times, so that what takes minutes on a cluster takes seconds here. The nodes of the partition gpu are as large
+# as a DGX H100 and never start: they are there for `sbatch --test-only`, which says whether they would take a job.
 CONFIG = """\
 ClusterName=tk
 SlurmctldHost={login}({login_address})
@@ -109,7 +109,8 @@ class Slurm:
     def _configure(self, nodes: int, gpus: int) -> None:
         places = "\n".join(f"NodeName=tk{each} NodeAddr={address(f'tk{each}')}" for each in range(1, nodes + 1))
         gres = f"Gres=gpu:{gpus}" if gpus else ""
-        text = CONFIG.format(folder=self.folder, login=LOGIN, login_address=address(LOGIN), gres=gres, nodes=places, count=nodes)
+        named = {"login": LOGIN, "login_address": address(LOGIN), "nodes": places, "count": nodes}
+        text = CONFIG.format(folder=self.folder, gres=gres, **named)
         self.config.write_text(text)
         devices = f"NodeName=tk[1-{nodes}] Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n" if gpus else ""
         (self.folder / "etc" / "gres.conf").write_text(devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import yaml
 from tiny_models import save_model
 
 from tests.conftest import call_trainkit
+from tests.foresight.hub_configs import CONFIGS
 from tests.hub_server.server import TOKEN, Hub
 from tests.installed import python_with
 
@@ -159,6 +161,9 @@ def test_every_command_runs_as_printed_and_in_this_order(
     for name, kind in SMALL_MODELS.items():
         if name in page.read_text(encoding="utf-8"):
             hub.add(name, save_model(tmp_path / "hub" / kind, kind))
+    for name, config in CONFIGS.items():  # which pages only estimate
+        if name in page.read_text(encoding="utf-8"):
+            hub.add(name, {"config.json": json.dumps(config), "model.safetensors": b"weights"})
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
     for line in commands(page):
         words = shlex.split(line, comments=True)

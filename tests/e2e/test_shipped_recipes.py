@@ -114,8 +114,8 @@ CHATS: dict[str, Any] = {
 WHOLE = {**CHATS, "peft.kind": "none", "precision.weights": "fp32", "strategy.sharding": "full_shard"}
 QLORA = ("model.quantize=4", "precision.weights=fp32", "optimizer.name=adamw_torch")
 AWAY = "efficiency.offload_activations=true"
-LARGE_SHAPE = {"model.config.hidden_size": 8192, "model.config.num_hidden_layers": 80, "strategy.sharding": "full_shard",
-               "precision.weights": "fp32", "checkpoint.asynchronous": True}  # fmt: skip
+LARGE_SHAPE = {"model.config.hidden_size": 8192, "model.config.num_hidden_layers": 80, "precision.weights": "fp32",
+               "strategy.sharding": "full_shard", "checkpoint.asynchronous": True}  # fmt: skip
 OFFLOAD = ("--with", "strategy/fsdp-offload", "devices.select=2")
 
 EXPECTED: Mapping[str, tuple[Expected, ...]] = {
