@@ -271,17 +271,26 @@ def on_more_nodes(context: Context, foresee: Foresee) -> Changed | None:
 
     None where none do: a strategy that does not, or more ranks than the global batch has micro batches.
     """
-    batch, nodes = context.batch, 2 * context.topology.nodes
+    batch, nodes = context.batch, context.topology.nodes
     if context.program != "builtin" or context.strategy not in ("fsdp", "zero3"):
         return None
     if not (batch.global_ and batch.micro):
         return None
-    while batch.global_ % (batch.micro * context.processes * nodes) == 0:
-        found = made(context, Change({"nodes.count": nodes}, costs=f"{nodes} such machines"), foresee)
+    counts: list[int] = []
+    while batch.global_ % (batch.micro * context.processes * nodes * 2) == 0:
+        counts.append(nodes := nodes * 2)
+    best: Changed | None = None
+    low, high = 0, len(counts) - 1
+    place = high  # where the most do not suffice, none do
+    while low <= high:
+        change = Change({"nodes.count": counts[place]}, costs=f"{counts[place]} such machines")
+        found = made(context, change, foresee)
         if found is not None and fits(found.foresight):
-            return found
-        nodes *= 2
-    return None
+            best, high = found, place - 1
+        else:
+            low = place + 1
+        place = (low + high) // 2
+    return best
 
 
 def needless(context: Context, foresee: Foresee) -> Iterator[tuple[str, Changed]]:

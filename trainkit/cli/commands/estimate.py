@@ -97,8 +97,9 @@ def one(resolved: Resolved, machine: str | None, tracing: Source, plot: Path | N
     from trainkit.planner.changes import what_if
 
     found = estimated_plan(resolved, facts_for(machine, resolved), tracing)
+    foresight = found.foresight()
     changes = what_if(found.context, foresee_by(tracing))
-    if wider := on_enough_nodes(found, tracing):
+    if wider := on_enough_nodes(found.context, foresight, tracing):
         changes.append(wider)
     if plot is not None:
         draw(found, plot)
@@ -106,7 +107,7 @@ def one(resolved: Resolved, machine: str | None, tracing: Source, plot: Path | N
         show_json(found, changes)
     else:
         show(found, changes)
-    return "too large" not in (found.foresight().verdict, found.foresight().start_verdict)
+    return "too large" not in (foresight.verdict, foresight.start_verdict)
 
 
 def foresee_by(tracing: Source) -> Foresee:
@@ -116,13 +117,11 @@ def foresee_by(tracing: Source) -> Foresee:
     return lambda other: foreseen(other, tracing(other), measured_here(other))
 
 
-def on_enough_nodes(found: Estimate, tracing: Source) -> Changed | None:
+def on_enough_nodes(context: Context, found: Foresight, tracing: Source) -> Changed | None:
     """Where a plan is too large: the same on as many such machines as it fits on."""
     from trainkit.planner.changes import on_more_nodes
 
-    if found.foresight().verdict != "too large":
-        return None
-    return on_more_nodes(found.context, foresee_by(tracing))
+    return on_more_nodes(context, foresee_by(tracing)) if found.verdict == "too large" else None
 
 
 def nearest(resolved: Resolved, machine: str | None, tracing: Source) -> int:
@@ -204,8 +203,9 @@ def row_of(name: str, resolved: Resolved, facts: Facts, tracing: Source) -> Row:
         ]
         if stops:
             return Row(name, None, fault=stops[0].what)
-        wider = on_enough_nodes(found, tracing)
-        return Row(name, found.foresight(), nodes=wider.change.settings["nodes.count"] if wider else 0)
+        foresight = found.foresight()
+        wider = on_enough_nodes(found.context, foresight, tracing)
+        return Row(name, foresight, nodes=wider.change.settings["nodes.count"] if wider else 0)
     except (MachineError, RecipeError) as error:
         return Row(name, None, fault=error.diagnostics[0].what)
 
