@@ -194,3 +194,13 @@ def test_what_is_offloaded_must_fit_in_the_machines_memory(layered: Layered, mac
     assert verdict(short).endswith(" of the machine's memory are missing")
     plan = build_plan(layered({**BASE, **SHARDED, **offloading}), small).plan
     assert any("of the machine's memory, which has 120.0 GiB" in each.what for each in plan.notices)
+
+
+@pytest.mark.parametrize(("word", "told"), [("fits", "fits: "), ("tight", "may just fit: ")])
+def test_a_run_that_fits_for_the_allocator_gives_memory_back_says_so(
+    layered: Layered, machine: Machine, word: str, told: str
+) -> None:
+    found = by_formula(decided(layered, machine(2, V100)))
+    assert found is not None
+    over = replace(found, total=found.limit + GIB, verdict=word)
+    assert verdict(over).startswith(f"{told}torch's allocator gives back 1024 MiB that it holds unused")
