@@ -19,7 +19,8 @@ from machines import LOGIN, Machines, address, missing
 FOLDER = Path(os.environ.get("TRAINKIT_CLUSTER", "/tmp/trainkit-cluster"))  # of the cluster that is started by hand
 PATIENCE = 60.0  # seconds
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "munged")
-# Short times, so that what takes minutes on a cluster takes seconds here.
+# Short times, so that what takes minutes on a cluster takes seconds here. The nodes of the partition gpu are as large
+# as a DGX H100 and never start: they are there for `sbatch --test-only`, which says whether they would take a job.
 CONFIG = """\
 ClusterName=tk
 SlurmctldHost={login}({login_address})
@@ -60,9 +61,11 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=DEFAULT CPUs=4 RealMemory=8000 {gres} State=UNKNOWN
 {nodes}
-PartitionName=DEFAULT Nodes=ALL DefMemPerCPU=1000 MaxTime=60 DefaultTime=10 State=UP
+NodeName=big[1-8] CPUs=224 RealMemory=2000000 Gres=gpu:8 State=CLOUD
+PartitionName=DEFAULT Nodes=tk[1-{count}] DefMemPerCPU=1000 MaxTime=60 DefaultTime=10 State=UP
 PartitionName=main Default=YES PriorityTier=10 PreemptMode=REQUEUE GraceTime=10
 PartitionName=high PriorityTier=100 PreemptMode=OFF
+PartitionName=gpu Nodes=big[1-8] MaxTime=INFINITE PreemptMode=OFF
 """
 
 
@@ -106,7 +109,8 @@ class Slurm:
     def _configure(self, nodes: int, gpus: int) -> None:
         places = "\n".join(f"NodeName=tk{each} NodeAddr={address(f'tk{each}')}" for each in range(1, nodes + 1))
         gres = f"Gres=gpu:{gpus}" if gpus else ""
-        text = CONFIG.format(folder=self.folder, login=LOGIN, login_address=address(LOGIN), gres=gres, nodes=places)
+        named = {"login": LOGIN, "login_address": address(LOGIN), "nodes": places, "count": nodes}
+        text = CONFIG.format(folder=self.folder, gres=gres, **named)
         self.config.write_text(text)
         devices = f"NodeName=tk[1-{nodes}] Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n" if gpus else ""
         (self.folder / "etc" / "gres.conf").write_text(devices)

@@ -67,6 +67,22 @@ def test_all_machines_are_ranked(trainkit: Trainkit) -> None:
     assert any(line.startswith("1xt4") and "bf16" in line for line in lines)  # which it does not have
 
 
+def test_what_takes_several_machines_says_how_many_and_how_large_a_checkpoint_is(trainkit: Trainkit) -> None:
+    words = ("estimate", "llama-70b-full", "--quick", "--json", "nodes.count=1", "--on")
+    done = trainkit(*words, "8xh100")
+    assert done.returncode == 4, done.stderr
+    found = json.loads(done.stdout)
+    assert found["checkpoint"] == pytest.approx(12 * 70_553_706_496, rel=1e-6)  # 4 bytes of weights, 8 of AdamW's state
+    assert found["disk"] == 3 * found["checkpoint"]
+    fitting = {
+        key: value for each in found["changes"] if each["verdict"] == "fits" for key, value in each["settings"].items()
+    }
+    assert fitting == {"strategy.offload": True, "nodes.count": 8}
+    small = trainkit(*words, "1x4090")
+    assert small.returncode == 4
+    assert {each["verdict"] for each in json.loads(small.stdout)["changes"]} == {"too large"}
+
+
 def test_variants_stand_beside_published_figures(trainkit: Trainkit) -> None:
     done = trainkit("estimate", "efficiency-table", "--on", "1xv100-16gb", "--variant", "all", "--quick")
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import yaml
 from tiny_models import save_model
 
 from tests.conftest import call_trainkit
+from tests.foresight.hub_configs import CONFIGS
 from tests.hub_server.server import TOKEN, Hub
 from tests.installed import python_with
 
@@ -147,7 +149,7 @@ def test_a_strategy_that_the_quickstart_installs_nothing_for_names_what_it_needs
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_command_runs_as_printed_and_in_this_order(
     request: pytest.FixtureRequest, tmp_path: Path, page: Path, hub: Hub
 ) -> None:
@@ -159,6 +161,9 @@ def test_every_command_runs_as_printed_and_in_this_order(
     for name, kind in SMALL_MODELS.items():
         if name in page.read_text(encoding="utf-8"):
             hub.add(name, save_model(tmp_path / "hub" / kind, kind))
+    for name, config in CONFIGS.items():  # which pages only estimate
+        if name in page.read_text(encoding="utf-8"):
+            hub.add(name, {"config.json": json.dumps(config), "model.safetensors": b"weights"})
     (tmp_path / "train.py").write_text("import sys; assert sys.argv[1:] == ['--lr', '0.1', 'two words'], sys.argv\n")
     for line in commands(page):
         words = shlex.split(line, comments=True)
@@ -167,7 +172,7 @@ def test_every_command_runs_as_printed_and_in_this_order(
         assert words[0] == "trainkit", f"no test runs {line!r}"
         # the built-in trainer's own models; others are of another kind, and small
         is_big = words[1] in TRAINING and not {"lora", "tiny", "train.py", "pip.yaml", "reviews.yaml"} & {*words}
-        done = trainkit(*words[1:], environ={**reader, **(SMALL if is_big else {})}, timeout=200)
+        done = trainkit(*words[1:], environ={**reader, **(SMALL if is_big else {})}, timeout=400)
         # the machine of the test may have a problem, and lacks the scripts of other libraries
         fine = (0, 4) if words[1] == "doctor" or {"hf-glue-mrpc", "accelerate-nlp-example"} & {*words} else (0,)
         if said := re.search(r"# exit code (\d+)", line):

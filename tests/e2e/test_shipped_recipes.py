@@ -43,6 +43,7 @@ class Expected:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     techniques: Mapping[str, str] = field(default_factory=dict)
     fetched: tuple[str, ...] = ()
+    nodes: int = 1
     warned: tuple[str, ...] = ()
 
 
@@ -112,6 +113,9 @@ CHATS: dict[str, Any] = {
 }
 WHOLE = {**CHATS, "peft.kind": "none", "precision.weights": "fp32", "strategy.sharding": "full_shard"}
 QLORA = ("model.quantize=4", "precision.weights=fp32", "optimizer.name=adamw_torch")
+AWAY = "efficiency.offload_activations=true"
+LARGE_SHAPE = {"model.config.hidden_size": 8192, "model.config.num_hidden_layers": 80, "precision.weights": "fp32",
+               "strategy.sharding": "full_shard", "checkpoint.asynchronous": True}  # fmt: skip
 OFFLOAD = ("--with", "strategy/fsdp-offload", "devices.select=2")
 
 EXPECTED: Mapping[str, tuple[Expected, ...]] = {
@@ -137,6 +141,29 @@ EXPECTED: Mapping[str, tuple[Expected, ...]] = {
             warned=("and has 39.4 GiB; most of it is optimizer state (15.0 GiB)",),
         ),
         Expected("8xh100", "fsdp", "torchrun", (128, 2, 32, 2), OFFLOAD, fetched=SMALL),
+    ),
+    "llama-70b-full": (
+        Expected("8xh100", "fsdp", "torchrun", (128, 2, 1, 64), trainer=LARGE_SHAPE, nodes=8),
+        Expected(
+            "8xa100-80gb",
+            "fsdp",
+            "torchrun",
+            (128, 2, 1, 64),
+            ("model.path=meta-llama/Llama-3.3-70B-Instruct",),
+            fetched=LARGE,
+            nodes=8,
+        ),
+        Expected("8xh100", "fsdp", "torchrun", (128, 2, 2, 32), ("nodes.count=4", AWAY), nodes=4),
+        Expected("8xh100", "fsdp", "torchrun", (128, 2, 4, 16), ("nodes.count=2", "strategy.offload=true"), nodes=2),
+        Expected("8xh100", "fsdp", "torchrun", (128, 2, 8, 8), ("nodes.count=1", "strategy.offload=true")),
+        Expected(
+            "4xa100-40gb",
+            "fsdp",
+            "torchrun",
+            (128, 1, 2, 64),
+            ("nodes.count=16", "batch.micro=1", "strategy.offload=true", AWAY),
+            nodes=16,
+        ),
     ),
     "llama-8b-lora": (
         Expected(
@@ -227,7 +254,8 @@ def test_a_recipe_is_planned_for_the_machine_that_it_names(
     assert plan["topology"]["world_size"] == expected.batch[-1]
     words = [word for word in plan["commands"][0]["argv"] if isinstance(word, str)]
     assert "trainkit.trainer" in words
-    assert (f"--nproc-per-node={expected.batch[-1]}" in words) == (expected.launcher == "torchrun")
+    processes = expected.batch[-1] // expected.nodes
+    assert (f"--nproc-per-node={processes}" in words) == (expected.launcher == "torchrun")
     settings = json.loads(plan["files"]["trainer.json"])
     assert (settings["device"], settings["dtype"]) == ("cuda", expected.dtype)
     assert {key: at(settings["recipe"], key) for key in expected.trainer} == expected.trainer

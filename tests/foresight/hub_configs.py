@@ -16,6 +16,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "meta-llama/Llama-3.3-70B-Instruct": {
         **_LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
     },
+    "meta-llama/Llama-3.1-70B": {
+        **_LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+    },
     "google-bert/bert-large-uncased": {
         "model_type": "bert", "vocab_size": 30522, "hidden_size": 1024, "intermediate_size": 4096,
         "num_hidden_layers": 24, "num_attention_heads": 16, "max_position_embeddings": 512,

@@ -129,6 +129,16 @@ def test_fewer_activations_are_kept_where_blocks_are_computed_again() -> None:
     assert peaks[0] < peaks[1] < peaks[2]
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize("selective", [False, True])
+def test_what_is_computed_again_is_none_of_the_models_own_work(selective: bool) -> None:
+    again = made(LLAMA, 256, efficiency={"gradient_checkpointing": {"every": 1, "selective": selective}})
+    once = made(LLAMA, 256, efficiency={"gradient_checkpointing": {"every": False}})
+    assert once.recomputed == 0
+    assert again.flops - again.recomputed == pytest.approx(once.flops)
+    assert (again.recomputed == 0) == selective  # what it keeps are all products
+
+
 CHECKPOINTED: dict[str, Any] = {"efficiency": {"gradient_checkpointing": {"every": 1}}}
 SELECTIVE: dict[str, Any] = {"efficiency": {"gradient_checkpointing": {"every": 1, "selective": True}}}
 LORA: dict[str, Any] = {"peft": {"kind": "lora", "rank": 4, "dropout": 0.1}}
@@ -182,6 +192,7 @@ def test_it_is_like_a_trace_of_the_model_itself(model: dict[str, Any], more: dic
     assert mine == pytest.approx(its, rel=0.1)
     if model.get("architecture") != "mixtral":  # torch counts no FLOPs of grouped products
         assert own.flops == pytest.approx(real.flops, rel=0.15)
+        assert own.recomputed == pytest.approx(real.recomputed, rel=0.15)
         for name in {each.format for each in real.work}:
             flops = [
                 sum(each.count * each.flops for each in trace.work if each.format == name) for trace in (own, real)

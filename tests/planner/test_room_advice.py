@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from trainkit.foresight.estimate import GIB, by_formula
+from trainkit.foresight.render import verdict
+from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Notice, Plan
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan, decide
-from trainkit.planner.changes import what_if
+from trainkit.planner.changes import on_more_nodes, what_if
 from trainkit.planner.room import answer
 from trainkit.recipe.resolved import Resolved
 from trainkit.runner.report.shortage import Shortage
@@ -153,3 +155,52 @@ def test_a_recipe_on_a_cpu_is_told_its_memory_too(layered: Layered, machine: Mac
     assert plan.foresight is not None
     assert plan.foresight.host_limit == machine(0).memory_total
     assert plan.foresight.parts[0][0] == "parameters"
+
+
+SHARDED: dict[str, Any] = {"strategy": {"kind": "fsdp"}, "model": {"kind": "hf", "architecture": "llama", "config": {
+    "hidden_size": 6144, "num_hidden_layers": 32, "num_attention_heads": 48, "intermediate_size": 16384}}}  # fmt: skip
+
+
+def decided(layered: Layered, facts: Facts, **recipe: Any) -> Context:
+    asked = layered({**BASE, **SHARDED, "efficiency": {"gradient_checkpointing": True}, **recipe})
+    return decide(asked, facts, foresee=lambda _: None)[0]
+
+
+def test_a_model_that_is_divided_fits_on_more_nodes(layered: Layered, machine: Machine) -> None:
+    facts = replace(machine(8, V100), origin="profile")
+    narrow = {"batch": {"global": 64, "micro": 1}}
+    one = decided(layered, facts, **narrow)
+    wider = on_more_nodes(one, by_formula)
+    assert wider is not None
+    assert wider.change.words == "nodes.count=4"
+    planned_so, half = (by_formula(decided(layered, facts, **narrow, nodes={"count": count})) for count in (4, 2))
+    assert wider.foresight == planned_so
+    assert half is not None
+    assert half.verdict != "fits"
+    assert (
+        on_more_nodes(decided(layered, facts, batch={"global": 16, "micro": 1}), by_formula) is None
+    )  # too few samples
+    assert on_more_nodes(decided(layered, facts, **narrow, strategy={"kind": "ddp"}), by_formula) is None
+
+
+def test_what_is_offloaded_must_fit_in_the_machines_memory(layered: Layered, machine: Machine) -> None:
+    offloading = {"strategy": {"kind": "fsdp", "offload": True}}
+    small, large = (replace(machine(2, V100), origin="profile", memory_total=size * GIB) for size in (120, 1000))
+    short, enough = (by_formula(decided(layered, facts, **offloading)) for facts in (small, large))
+    assert short is not None
+    assert enough is not None
+    assert short.total == enough.total < short.limit
+    assert (short.verdict, enough.verdict) == ("too large", "fits")
+    assert verdict(short).endswith(" of the machine's memory are missing")
+    plan = build_plan(layered({**BASE, **SHARDED, **offloading}), small).plan
+    assert any("of the machine's memory, which has 120.0 GiB" in each.what for each in plan.notices)
+
+
+@pytest.mark.parametrize(("word", "told"), [("fits", "fits: "), ("tight", "may just fit: ")])
+def test_a_run_that_fits_for_the_allocator_gives_memory_back_says_so(
+    layered: Layered, machine: Machine, word: str, told: str
+) -> None:
+    found = by_formula(decided(layered, machine(2, V100)))
+    assert found is not None
+    over = replace(found, total=found.limit + GIB, verdict=word)
+    assert verdict(over).startswith(f"{told}torch's allocator gives back 1024 MiB that it holds unused")

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
+from tests.conftest import Trainkit
 from trainkit.errors import RecipeError
 from trainkit.launch_plan.model import Planned, Variable
 from trainkit.launch_plan.render import explain
@@ -608,3 +610,56 @@ def test_how_a_failed_job_has_ended_is_read_of_its_pods(
 @pytest.mark.parametrize("out", ["", "[]", "{}", '{"items": 3}', '{"items": [{}]}', "nonsense"])
 def test_what_is_no_list_of_objects_is_unknown(out: str) -> None:
     assert job_state(Output(0, out, "")).state == "unknown"
+
+
+# Keeps what it is given, and answers that all of it was made and runs.
+KUBECTL = """#!/bin/sh
+echo "$@" >>"$STAND_IN/calls"
+case $1 in
+create)
+    for word; do case $word in *.yaml) cp "$word" "$STAND_IN";; esac; done
+    echo configmap/llama
+    echo jobset.jobset.x-k8s.io/llama;;
+get) cat "$STAND_IN/objects.json";;
+logs) echo "step 1/10000";;
+esac
+"""
+
+
+@pytest.mark.cli
+def test_the_documented_job_of_64_gpus_is_eight_pods_and_its_commands_reach_kubectl(
+    trainkit: Trainkit, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "outgrowing.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^<!-- file kubernetes.yaml -->\n```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (commands,) = re.findall(r"^```sh kubernetes\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "kubernetes.yaml").write_text(recipe)
+    stand_in = tmp_path / "bin" / "kubectl"
+    stand_in.parent.mkdir()
+    stand_in.write_text(KUBECTL)
+    stand_in.chmod(0o755)
+    (tmp_path / "objects.json").write_text(listed({"status": {}}, *(pod(each, "Running") for each in range(8))).out)
+    environ = {"PATH": f"{stand_in.parent}:{os.environ['PATH']}", "STAND_IN": str(tmp_path)}
+    told = []
+    for line in commands.splitlines():
+        program, *words = shlex.split(line, comments=True)
+        assert program == "trainkit"
+        done = trainkit(*words, environ=environ)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        told.append(done.stdout)
+    assert "step 1/10000" in told[-1]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum("--dry-run=server" in call for call in calls) == 1 + 1  # by itself, and before it is submitted
+    assert {call.partition(" ")[0] for call in calls} == {"create", "get", "logs"}
+    made = [tree for name in ("configmap", "workload") for tree in
+            yaml.safe_load_all((tmp_path / f"{name}.yaml").read_text())]  # fmt: skip
+    assert [each for tree in made for each in complaints(tree)] == []
+    (jobset,) = [tree for tree in made if tree["kind"] == "JobSet"]
+    (node,) = jobset["spec"]["replicatedJobs"]
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert node["template"]["spec"]["completions"] == node["template"]["spec"]["parallelism"] == 8
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "memory": "1000Gi"}
+    plan = json.loads(made[0]["data"]["plan.json"])
+    assert {"--nnodes=8", "--nproc-per-node=8"} <= {
+        each for each in plan["commands"][0]["argv"] if isinstance(each, str)
+    }

@@ -260,6 +260,7 @@ class Estimate:
             hours=rounded(hours) if hours else None,
             price=rounded(hours * price * context.topology.nodes) if hours and price else None,
             disk=self.disk(),
+            checkpoint=self.checkpoint(),
             work=work_of(self.trace, self.run),
             notes=self.notes(),
         )
@@ -282,8 +283,10 @@ class Estimate:
     def verdict(self, limit: int) -> str:
         """Whether it fits, with the margin of what is foreseen or without it.
 
-        An allocator that is short gives back what is free.
+        An allocator that is short gives back what is free. What is offloaded must fit in the machine's memory, too.
         """
+        if self.run.device != "cpu" and self.host() > self.context.facts.memory_total > 0:
+            return "too large"
         for word, share in (("fits", 1 + self.margin), ("tight", 1.0)):
             if self._within(int((limit - self.outside) / share)):
                 return word
@@ -363,13 +366,17 @@ class Estimate:
     def disk(self) -> int:
         """Bytes of the checkpoints that are kept, and of the one that is written beside them."""
         asked = self.context.recipe.checkpoint
+        kept = (asked.keep or 2) + asked.keep_best + 1 if asked.every_steps else 1
+        return kept * self.checkpoint()
+
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint: weights, or the adapters alone, and the optimizer's state. 0 where none is saved."""
+        asked = self.context.recipe.checkpoint
         if self.context.program != "builtin" or not (asked.at_end or asked.every_steps):
             return 0
         adapts = self.context.recipe.peft.kind != "none"
         held = self.trace.trained if adapts else self.trace.parameters
-        weights = sum(each.bytes * each.of for each in held)
-        kept = (asked.keep or 2) + asked.keep_best + 1 if asked.every_steps else 1
-        return kept * (weights + self._state())
+        return sum(each.bytes * each.of for each in held) + self._state()
 
     def _state(self) -> int:
         """Bytes of the optimizer's state of all ranks, with the 32-bit weights that an engine keeps beside others."""

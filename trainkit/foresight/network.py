@@ -311,7 +311,7 @@ class Net(ABC):
             tape.parameter(number, each.shape, self.item, each.trained) for number, each in enumerate(self.parameters)
         ]
         first = tape.micro_step(self.forward)
-        work = tape.works()
+        work, recomputed = tape.works(), tape.recomputed
         further = first if self.casts else tape.micro_step(self.forward)
         return Trace(
             parameters=tuple(self.parameters),
@@ -326,6 +326,7 @@ class Net(ABC):
             first=first,
             further=further,
             work=work,
+            recomputed=recomputed,
         )
 
     def batch(self) -> int:

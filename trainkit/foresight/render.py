@@ -26,8 +26,14 @@ BASIS = {
 def verdict(found: Foresight) -> str:
     """Whether it fits, and by how much, in words."""
     left, missing = (format_memory(abs(found.headroom)) for _ in range(2))
+    if found.verdict == "too large" and found.headroom >= 0 and found.host > found.host_limit:
+        return f"does not fit: {format_memory(found.host - found.host_limit)} of the machine's memory are missing"
     if found.verdict == "too large" and found.headroom >= 0:
         return f"does not fit: {left} are left, less than the allocator loses between its blocks"
+    if found.verdict != "too large" and found.headroom < 0:
+        gives_back = f"torch's allocator gives back {missing} that it holds unused"
+        doubt = f"may just fit: {gives_back}, and the estimate may be wrong by {found.margin:.0%}"
+        return f"fits: {gives_back}" if found.verdict == "fits" else doubt
     return VERDICTS[found.verdict].format(left=left, missing=missing, margin=found.margin)
 
 
@@ -62,10 +68,13 @@ def page(found: Foresight) -> Iterator[str]:
     yield f"  highest in {found.moment}{where}; {BASIS[found.basis]}, within {found.margin:.0%}"
     device, host = found.start
     if device or found.start_verdict != "fits":
-        yield f"  at the start {format_memory(device)} on each rank and {format_memory(host)} of the machine's memory"
+        fits = "" if found.start_verdict == "fits" else ": does not fit"
+        sizes = f"{format_memory(device)} on each rank and {format_memory(host)} of the machine's memory"
+        yield f"  at the start {sizes}{fits}"
     yield f"  the machine's memory: {format_memory(found.host)} of {format_memory(found.host_limit)}"
     if found.disk:
-        yield f"  on the disk: {format_memory(found.disk)} of checkpoints"
+        each = f", {format_memory(found.checkpoint)} each" if found.disk > found.checkpoint else ""
+        yield f"  on the disk: {format_memory(found.disk)} of checkpoints{each}"
     if words := time_in_words(found):
         yield f"  time: {words}"
     for each in found.notes:

@@ -98,6 +98,7 @@ class Tape:
         self.names: dict[str, int] = {}
         self.live: set[int] = set()
         self.work: Counter[tuple[float, float, str]] = Counter()
+        self.recomputed = 0.0  # FLOPs of blocks that are called again in backward
         self.copies: dict[int, Tensor] = {}  # of trained parameters, in autocast's format
         self.gradients: dict[int, int] = {}
         self.held: dict[int, Tensor] = {}  # parameter -> its gradient
@@ -127,6 +128,8 @@ class Tape:
         made = [self.fresh(name, *each) for each in outputs]
         moved = sum(each.bytes for each in (*inputs, *made)) + (0 if outputs else inputs[0].bytes)
         self.work[float(flops), float(moved), self.formats.get(int(inputs[0].item), "fp32") if inputs else "fp32"] += 1
+        if self._frames and self._frames[-1].again:
+            self.recomputed += flops
         if frame:
             frame.cache.setdefault(name, []).append([each.view() for each in made])
         return made

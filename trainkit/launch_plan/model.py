@@ -309,7 +309,7 @@ class Foresight:
     step: seconds of an optimizer step; hours of the whole run, price of these on all GPUs; None where not known.
     allocated, reserved: of tensors, and what torch's allocator holds for them. work: of a step, what its time is
     reckoned from: FLOPs by format, bytes moved, operators.
-    disk: of the checkpoints that are kept. peak_share: model FLOPs utilisation.
+    checkpoint: of one checkpoint, disk: of all that are kept. peak_share: model FLOPs utilisation.
     """
 
     basis: str
@@ -332,6 +332,7 @@ class Foresight:
     hours: float | None = None
     price: float | None = None
     disk: int = 0
+    checkpoint: int = 0
     work: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
 

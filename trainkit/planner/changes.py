@@ -16,6 +16,7 @@ from trainkit.planner.rules import compatibility_rules
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.rule import check
 from trainkit.text import join_names
+from trainkit.tools.registry import choose_launcher
 
 Settings = Mapping[str, Any]  # by dotted key
 RECOMPUTING = "efficiency.gradient_checkpointing"
@@ -71,7 +72,19 @@ def with_settings(context: Context, settings: Settings) -> Context:
             target[inner] = value
     recipe = Recipe.model_validate(sections)
     dtype = settings.get("precision.dtype", context.dtype)
-    return replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch, dtype=dtype)
+    other = replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch, dtype=dtype)
+    return _on_nodes(other, settings["nodes.count"]) if "nodes.count" in settings else other
+
+
+def _on_nodes(context: Context, count: int) -> Context:
+    """The same plan on so many nodes, the global batch unchanged."""
+    (group,) = context.topology.groups
+    topology = replace(context.topology, groups=(replace(group, count=count),))
+    batch, ranks = context.batch, topology.world_size
+    accumulation = batch.global_ // (batch.micro * ranks) if batch.global_ and batch.micro else batch.accumulation
+    launcher = choose_launcher(context.recipe, topology).kind
+    solved = replace(batch, ranks=ranks, accumulation=accumulation)
+    return replace(context, topology=topology, batch=solved, launcher=launcher)
 
 
 def candidates(context: Context) -> Iterator[Change]:
@@ -251,6 +264,33 @@ def _escalation(context: Context) -> Iterator[Change]:
         yield Change({"strategy.kind": kind, "strategy.offload_optimizer": "cpu"})
     settings = {"strategy.kind": "zero3", "strategy.offload_optimizer": "cpu", "strategy.offload_param": "cpu"}
     yield Change(settings)
+
+
+def on_more_nodes(context: Context, foresee: Foresee) -> Changed | None:
+    """The fewest nodes like these on which a plan fits that divides the model over all of its ranks; doubled in turn.
+
+    None where none do: a strategy that does not, or more ranks than the global batch has micro batches.
+    """
+    batch, nodes = context.batch, context.topology.nodes
+    if context.program != "builtin" or context.strategy not in ("fsdp", "zero3"):
+        return None
+    if not (batch.global_ and batch.micro):
+        return None
+    counts: list[int] = []
+    while batch.global_ % (batch.micro * context.processes * nodes * 2) == 0:
+        counts.append(nodes := nodes * 2)
+    best: Changed | None = None
+    low, high = 0, len(counts) - 1
+    place = high  # where the most do not suffice, none do
+    while low <= high:
+        change = Change({"nodes.count": counts[place]}, costs=f"{counts[place]} such machines")
+        found = made(context, change, foresee)
+        if found is not None and fits(found.foresight):
+            best, high = found, place - 1
+        else:
+            low = place + 1
+        place = (low + high) // 2
+    return best
 
 
 def needless(context: Context, foresee: Foresee) -> Iterator[tuple[str, Changed]]:

@@ -11,7 +11,7 @@ from trainkit.foresight.estimate import Foresee
 from trainkit.foresight.render import time_in_words, verdict
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
-from trainkit.planner.changes import Changed, fits, needless, remedy, what_if
+from trainkit.planner.changes import Changed, fits, needless, on_more_nodes, remedy, what_if
 from trainkit.text import format_memory
 
 WORTH = 1.03  # times as fast a step must be without a technique for a remark on it
@@ -38,13 +38,19 @@ def room_for_the_run(context: Context, foresee: Foresee) -> Iterator[Diagnostic]
         yield from _not_needed(context, found, foresee)
         return
     # On another machine nothing is stopped, nor is a program whose code may do otherwise; nor where the margin decides.
-    certain = found.total / (1 + found.margin) > found.limit or found.start_verdict != "fits"
+    sure = 1 + found.margin
+    on_host = found.headroom >= 0 and found.host > found.host_limit
+    lacks = found.total / sure > found.limit or (on_host and found.host / sure > found.host_limit)
+    certain = lacks or found.start_verdict != "fits"
     tell = blocker if certain and not context.facts.origin and context.program == "builtin" else warning
-    suggested = remedy(context, foresee)
+    suggested = remedy(context, foresee) or on_more_nodes(context, foresee)
     hint = _hint(suggested) if suggested else ALL
     if found.start_verdict != "fits":
         yield tell(_start(context, found), hint)
-    if found.verdict != "fits":
+    if found.verdict == "too large" and on_host:
+        taken = f"{format_memory(found.host)} of the machine's memory"
+        yield tell(f"the run does not fit: it takes {taken}, which has {format_memory(found.host_limit)}", hint)
+    elif found.verdict != "fits":
         name, size = found.largest
         doubt = "may not fit" if found.verdict == "tight" else "does not fit"
         what = (

@@ -146,7 +146,8 @@ KEYS: Mapping[str, Key] = table(
     ),
     left_out(
         "how a model is spread changes no result; strategy.tensor and strategy.replicate do the like",
-        "tensor_parallel_dim", "tensor_parallel_plan", "data_parallel_replicate_dim", "data_parallel_shard_dim", "context_parallel_dim",
+        "tensor_parallel_dim", "tensor_parallel_plan", "data_parallel_replicate_dim", "data_parallel_shard_dim",
+        "context_parallel_dim",
     ),
     left_out(ORDER, "shuffle"),
     left_out(SHOWN, "log_level", "log_peak_memory_stats", "debug_logging_enabled", "debug_num_samples_per_step",

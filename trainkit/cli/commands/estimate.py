@@ -20,7 +20,7 @@ from trainkit.cli.pipeline import cluster_facts, decide_recipe, measured_here, r
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 
 if TYPE_CHECKING:
-    from trainkit.foresight.estimate import Estimate, Tracing
+    from trainkit.foresight.estimate import Estimate, Foresee, Tracing
     from trainkit.launch_plan.context import Context
     from trainkit.launch_plan.model import Foresight
     from trainkit.machine.facts import Facts
@@ -94,29 +94,44 @@ def estimate(
 
 def one(resolved: Resolved, machine: str | None, tracing: Source, plot: Path | None, *, as_json: bool) -> bool:
     """The page of one recipe on one machine; whether it fits."""
-    from trainkit.foresight.estimate import foreseen
     from trainkit.planner.changes import what_if
 
     found = estimated_plan(resolved, facts_for(machine, resolved), tracing)
-    changes = what_if(found.context, lambda other: foreseen(other, tracing(other), measured_here(other)))
+    foresight = found.foresight()
+    changes = what_if(found.context, foresee_by(tracing))
+    if wider := on_enough_nodes(found.context, foresight, tracing):
+        changes.append(wider)
     if plot is not None:
         draw(found, plot)
     if as_json:
         show_json(found, changes)
     else:
         show(found, changes)
-    return found.foresight().verdict != "too large"
+    return "too large" not in (foresight.verdict, foresight.start_verdict)
+
+
+def foresee_by(tracing: Source) -> Foresee:
+    """Estimates of other plans, from traces of the same source."""
+    from trainkit.foresight.estimate import foreseen
+
+    return lambda other: foreseen(other, tracing(other), measured_here(other))
+
+
+def on_enough_nodes(context: Context, found: Foresight, tracing: Source) -> Changed | None:
+    """Where a plan is too large: the same on as many such machines as it fits on."""
+    from trainkit.planner.changes import on_more_nodes
+
+    return on_more_nodes(context, foresee_by(tracing)) if found.verdict == "too large" else None
 
 
 def nearest(resolved: Resolved, machine: str | None, tracing: Source) -> int:
     """Print the settings with which a recipe fits on a machine; the exit code."""
-    from trainkit.foresight.estimate import foreseen
     from trainkit.planner.changes import fits, remedy
 
     found = estimated_plan(resolved, facts_for(machine, resolved), tracing)
     if fits(found.foresight()):
         return ExitCode.OK
-    change = remedy(found.context, lambda other: foreseen(other, tracing(other), measured_here(other)))
+    change = remedy(found.context, foresee_by(tracing))
     if change is None:
         raise MachineError("no settings are known with which it fits", hint="see `trainkit estimate RECIPE --on all`")
     if not change.change.same:
@@ -134,11 +149,12 @@ class Row:
     memory: int = 0  # of all GPUs of the machine together
     published: str = ""
     fault: str = ""
+    nodes: int = 0  # of such machines, on which it fits where one does not suffice
 
     def as_data(self) -> dict[str, Any]:
         """For scripts."""
         found = as_data(self.foresight) if self.foresight else {"fault": self.fault}
-        return {"name": self.name, **found}
+        return {"name": self.name, **found, **({"fits_on_nodes": self.nodes} if self.nodes else {})}
 
 
 def machines_table(
@@ -185,7 +201,11 @@ def row_of(name: str, resolved: Resolved, facts: Facts, tracing: Source) -> Row:
         stops = [
             each for each in check((precision_notices, kernel_notices), found.context) if each.severity == "blocker"
         ]
-        return Row(name, None, fault=stops[0].what) if stops else Row(name, found.foresight())
+        if stops:
+            return Row(name, None, fault=stops[0].what)
+        foresight = found.foresight()
+        wider = on_enough_nodes(found.context, foresight, tracing)
+        return Row(name, foresight, nodes=wider.change.settings["nodes.count"] if wider else 0)
     except (MachineError, RecipeError) as error:
         return Row(name, None, fault=error.diagnostics[0].what)
 
@@ -203,7 +223,8 @@ def rows_as_text(rows: list[Row]) -> str:
             cells.append((row.name, "", "", "", row.fault, *last))
         else:
             sizes = format_memory(found.total), format_memory(found.limit)
-            cells.append((row.name, *sizes, found.verdict, time_in_words(found), *last))
+            verdict = f"{found.verdict}; {row.nodes} of them fit" if row.nodes else found.verdict
+            cells.append((row.name, *sizes, verdict, time_in_words(found), *last))
     return table(cells)
 
 
