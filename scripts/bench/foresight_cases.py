@@ -100,7 +100,8 @@ class Trial:
             changes["data"] = {**changes["data"], "path": str(corpus), "validation_path": str(corpus)}
         if self.optimizer:
             changes["optimizer"] = {"name": self.optimizer}
-        whole = self.micro * self.accumulation * self.ranks // self.strategy.get("tensor", 1)
+        whole = self.micro * self.accumulation * self.ranks
+        whole //= self.strategy.get("tensor", 1) * self.strategy.get("context", 1)
         return decided(Case(self.strategy, self.ranks, changes), corpus, whole, self.micro)
 
 
@@ -149,6 +150,8 @@ def meshes() -> Iterator[Trial]:
         yield Trial("llama", ("whole",), 4, 1, divided, ranks, length=64)
         yield Trial("qwen2", (), 8, 1, divided, ranks, length=64)
         yield Trial("moe, every expert", (), 8, 1, {"kind": "fsdp"}, ranks, length=64, config=shared)
+        yield Trial("gpt wide", (), 4, 2, {"kind": "fsdp", "context": 2}, ranks, length=64)
+        yield Trial("llama", ("whole",), 4, 1, {"kind": "fsdp", "context": 2}, ranks, length=64)
     yield Trial("moe, every expert", (), 8, 1, {**hybrid, **divided}, 8, length=64, config=shared)
 
 

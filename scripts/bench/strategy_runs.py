@@ -119,7 +119,7 @@ def decided(case: Case, corpus: Path, global_batch: int = GLOBAL_BATCH, micro: i
     elif sections["data"]["kind"] == "dataset":
         sections["data"] = {"cache": str(corpus.parent / "cache"), **sections["data"]}
     recipe = Recipe.model_validate(with_kinds(sections))
-    ranks = case.ranks // grid_sizes(recipe).tensor  # with samples of their own
+    ranks = case.ranks // grid_sizes(recipe).alike  # with samples of their own
     batch = BatchArithmetic(global_batch, micro, global_batch // micro // ranks, ranks, eval_micro=4)
     base = _without_persistence(recipe)
     resolved = Resolved(recipe, {}, {}, {} if base is None else {"strategy.config": base})

@@ -1,4 +1,4 @@
-"""Models in copies, shards, parts of matrices and experts on several ranks: the losses of one process."""
+"""Copies, shards, experts, parts of matrices and of samples on several ranks: the losses of one process."""
 
 from __future__ import annotations
 
@@ -63,6 +63,47 @@ def test_losses_are_those_of_one_process(name: str, whole: dict[str, tuple[Path,
     assert largest_difference(one.losses, spread.losses) < 1e-9
     assert largest_difference(one.norms, spread.norms) < 1e-9
     assert largest_difference(one.eval_losses, spread.eval_losses) < 1e-6  # which are summed in 32 bits
+
+
+DENSE: dict[str, Any] = {**SETTINGS, "model": {"layers": 2, "heads": 4, "hidden_size": 32}}
+ODD: dict[str, Any] = {"data": {"sequence_length": 31}}  # which no number of parts divides
+CHECKPOINTED: dict[str, Any] = {"efficiency": {"gradient_checkpointing": True}}
+LLAMA: dict[str, Any] = {
+    "kind": "hf",
+    "architecture": "llama",
+    "config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 300,
+    },
+}
+
+
+def write_rows(folder: Path) -> dict[str, Any]:
+    """Rows of short texts, several of which make a sample; the data section that reads them."""
+    texts = ("ab" * (number % 9 + 1) + "c" * (number % 5 + 1) for number in range(300))
+    (folder / "rows.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+    path = str(folder / "rows.jsonl")
+    return {"kind": "dataset", "path": path, "packing": "isolated", "sequence_length": 30, "validation_path": path}
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt of several texts", "llama", "llama of several texts"])
+def test_samples_in_parts_have_the_losses_of_whole_ones(name: str, corpus: Path, tmp_path: Path) -> None:
+    model = {"model": LLAMA} if name.startswith("llama") else {}
+    data = {"data": write_rows(tmp_path)} if "several" in name else ODD
+    changes = {**DENSE, **CHECKPOINTED, **model, **data, "checkpoint": {"every_steps": 0, "at_end": False}}
+    one = run_case(tmp_path / "one", Case({"kind": "single"}, 1, changes), corpus, program=DOUBLE)
+    cases = {"parts": (2, {"context": 2}), "parts and shards": (4, {"context": 2, "tensor": 1, "prefetch": 2})}
+    if data is ODD:
+        cases["parts of matrices, too"] = (4, {"context": 2, "tensor": 2})
+    for place, (ranks, strategy) in cases.items():
+        spread = run_case(tmp_path / place, Case({"kind": "fsdp", **strategy}, ranks, changes), corpus, program=DOUBLE)
+        assert largest_difference(one.losses, spread.losses) < 1e-9
+        assert largest_difference(one.norms, spread.norms) < 1e-9
+        assert largest_difference(one.eval_losses, spread.eval_losses) < 1e-6
 
 
 def test_in_32_bits_they_are_within_its_digits(corpus: Path, tmp_path: Path) -> None:

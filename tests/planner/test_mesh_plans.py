@@ -29,6 +29,7 @@ devices: {type: cpu}
 nodes: {processes_per_node: 4}
 """
 LLAMA = {"kind": "hf", "architecture": "llama", "config": {"num_key_value_heads": 2}}
+MISTRAL = {"kind": "hf", "architecture": "mistral"}  # with its window of 4,096 tokens
 MOE = {"moe": {"experts": 4, "parallel": 2}}
 SOFTWARE = {**PACKAGES, "transformers": "5.23.0", "peft": "0.21.2"}
 
@@ -63,6 +64,15 @@ def plan_of(layered: Layered, machine: Machine, **sections: Any) -> Plan:
         ({"model": LLAMA, "strategy": {"tensor": 4}}, "strategy.tensor", "as many heads"),
         ({"model": {"heads": 1}, "strategy": {"tensor": 2}}, "strategy.tensor", "as many heads"),
         ({"model": {"dropout": 0.1}, "strategy": {"tensor": 2}}, "strategy.tensor", "other masks"),
+        ({"model": {"dropout": 0.1}, "strategy": {"context": 2}}, "strategy.tensor", "some tokens"),
+        ({"model": {"moe": {"experts": 4}}, "strategy": {"context": 2}}, "strategy.context", "losses of routers"),
+        ({"model": MISTRAL, "strategy": {"context": 2}}, "strategy.context", "without windows"),
+        ({"model": {**LLAMA, "task": "masked_lm"}, "strategy": {"context": 2}}, "strategy.context", "one after the"),
+        (
+            {"model": LLAMA, "strategy": {"context": 2}, "efficiency": {"attention": "eager"}},
+            "strategy.context",
+            "takes",
+        ),
         ({"peft": {"kind": "lora"}, "strategy": {"tensor": 2}}, "peft.kind", "are not divided beside"),
         ({"optimizer": {"name": "muon"}, "strategy": {"tensor": 2}}, "optimizer.name", "looks at whole matrices"),
         ({"optimizer": {"name": "torch.optim:Adamax"}, "model": MOE}, "optimizer.name", "stacks of experts"),
@@ -88,6 +98,11 @@ def test_what_cannot_be_divided_is_refused_at_its_place(
         ({"strategy": {"tensor": 2}}, (2, 4, 2), "2 shards, matrices in 2 parts"),
         ({"model": MOE}, (2, 2, 4), "4 shards, experts shared out over 2 ranks"),
         ({"model": LLAMA, "strategy": {"tensor": 2}}, (2, 4, 2), "matrices in 2 parts"),
+        (
+            {"model": {**MISTRAL, "config": {"sliding_window": None}}, "strategy": {"context": 2, "tensor": 2}},
+            (2, 8, 1),
+            "2 shards, samples in 2 parts, matrices in 2 parts",
+        ),
     ],
 )
 def test_a_plan_says_how_the_ranks_are_arranged(
@@ -124,6 +139,7 @@ def test_a_resume_does_not_depend_on_the_mesh(layered: Layered, machine: Machine
     ("sections", "less"),
     [
         ({"strategy": {"tensor": 2}}, ("activations", "communication")),
+        ({"strategy": {"context": 2}}, ("activations",)),
         ({"model": {"moe": {"experts": 4, "parallel": 4}}}, ("communication",)),
     ],
 )

@@ -105,7 +105,7 @@ class Gpt(Net):
     def forward(self) -> Tensor:
         tape, own = self.tape, self.settings
         mask = self.apart()
-        places = self.ids() if self.wanted.packed else tape.one("arange", [], (self.length,), 8)
+        places = self.ids() if self.wanted.packed else tape.one("arange", [], (self.part,), 8)
         x = tape.dropout(tape.add(self.embed("tokens", self.ids()), self.embed("positions", places)), own["dropout"])
         asides: list[Tensor] = []
         for number, name in enumerate(self.blocks):
@@ -204,6 +204,7 @@ class Gpt(Net):
         qkv = tape.view(self.linear(f"{name}.qkv", self.entered(x)), batch, length, 3 * width, back="clone")
         shape = (batch, heads, length, width // heads)
         query, key, value = tape.split(qkv, [shape] * 3, "stack")
+        key, value = self.everywhere(key), self.everywhere(value)
         mixed = tape.attention(query, key, value, causal=mask is None, dropout=self.settings["dropout"], given=mask)
         return self.linear(f"{name}.out", tape.view(mixed, batch, length, width))
 
@@ -270,7 +271,7 @@ class Llama(Net):
 
     def rotary(self, width: int, item: float) -> tuple[Tensor, Tensor]:
         """cos and sin of positions, of which all samples have the same, but for those of several texts."""
-        shape, tape = (self.rows[0] if self.wanted.packed else 1, 1, self.length, width), self.tape
+        shape, tape = (self.rows[0] if self.wanted.packed else 1, 1, self.part, width), self.tape
         angles = tape.one("cat", [], shape, 4)
         made = []
         for name in ("cos", "sin"):
@@ -321,6 +322,7 @@ class Llama(Net):
             k = self.heads(self.linear(f"{name}.k_proj", x), kv, head, back="clone")
             v = self.heads(self.linear(f"{name}.v_proj", x), kv, head)
         q, k = tape.rotate(q, *waves), tape.rotate(k, *waves)
+        k, v = self.everywhere(k), self.everywhere(v)
         if joined := bool(self.settings.get("fused")):
             q, k = tape.joined([q], *q.shape), tape.joined([k], *k.shape)
         chance = self.settings.get("attention_dropout", 0.0)

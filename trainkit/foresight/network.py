@@ -48,7 +48,9 @@ class Net(ABC):
         self.item = BYTES[dtype] if cast else self.stored
         self.casts, self.lora = casts, recipe["peft"] if recipe["peft"]["kind"] == "lora" else None
         self.length: int = recipe["data"]["sequence_length"]
-        self.rows = (wanted.micro, self.length)
+        self.parts = recipe["strategy"].get("context", 1)  # of each sample, of which a rank computes one
+        self.part = -(-self.length // self.parts)
+        self.rows = (wanted.micro, self.part)
         self.quantize = recipe["model"].get("quantize") or {"bits": 0}
         self.bits = self.quantize["bits"]
         self.ranks = recipe["strategy"].get("tensor", 1)  # over which each matrix of a block is divided
@@ -290,10 +292,17 @@ class Net(ABC):
         return self.tape.view(x, x.shape[0], heads, x.shape[1], width, back=back)
 
     def apart(self) -> Tensor | None:
-        """The mask of samples of several texts, a byte for each pair of places; None for others."""
-        micro, length = self.rows
-        shape = (micro, 1, length, length)
-        return self.tape.one("bitwise_and.Tensor", [], shape, 1) if self.wanted.packed else None
+        """The mask of samples of several texts, or in parts, a byte for each pair of places; None for others."""
+        micro, part = self.rows
+        shape = (micro if self.wanted.packed else 1, 1, part, part * self.parts)
+        return self.tape.one("bitwise_and.Tensor", [], shape, 1) if self.wanted.packed or self.parts > 1 else None
+
+    def everywhere(self, keys: Tensor) -> Tensor:
+        """The keys, or values, of whole samples, of those of a part."""
+        if self.parts == 1:
+            return keys
+        batch, heads, part, width = keys.shape
+        return self.tape.gathered(keys, (batch, heads, part * self.parts, width))
 
     def ids(self, *shape: int) -> Tensor:
         """Numbers of tokens, which the batch holds."""

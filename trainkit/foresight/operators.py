@@ -75,6 +75,16 @@ class Operators(Tape):
         name = "all_to_all_single"
         return self.apply(name, [x], [(shape, item)], lambda g: [self.one(name, [g], shape, item)])
 
+    def gathered(self, x: Tensor, shape: Shape) -> Tensor:
+        """All ranks' parts, laid out in their order."""
+        of, item = x.shape, x.item
+
+        def backward(g: Tensor) -> list[Tensor]:
+            return [self.one("reduce_scatter_tensor", [self.one("cat", [g], shape, item)], of, item)]
+
+        return self.apply("cat", [self.apply("all_gather_into_tensor", [x], [(shape, item)], backward)],
+                          [(shape, item)], lambda g: [g.view()])  # fmt: skip
+
     # -- elementwise
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:

@@ -171,14 +171,20 @@ def between_copies(trace: Trace, run: Run, pace: Pace) -> float:
 
 
 def inside_blocks(trace: Trace, run: Run, pace: Pace) -> float:
-    """Seconds in which blocks wait for sums over the parts of matrices, and for tokens at other ranks' experts."""
+    """Seconds in which blocks wait for sums over parts of matrices, for tokens at other ranks, and for their keys."""
     sharers = max((each.sharers for each in trace.parameters), default=1)
     seconds = 0.0
-    for name, ranks, times in (("all_reduce", run.tensor, 2), ("all_to_all_single", sharers, 1)):
+    # Of a sum each rank sends what it has twice; of the rest, once what belongs to others.
+    for name, ranks, times in (
+        ("all_reduce", run.tensor, 2),
+        ("all_to_all_single", sharers, 1),
+        ("all_gather_into_tensor", run.context, 1),
+        ("reduce_scatter_tensor", run.context, run.context),
+    ):
         if ranks > 1:
             made = {number for number, each in enumerate(trace.names) if each.startswith(name)}
             sizes = [trace.sizes[place] for place, each in enumerate(trace.operators) if each in made]
-            span = run.tensor * (sharers if times == 1 else 1)
+            span = run.tensor * (1 if name == "all_reduce" else ranks)
             sent = times * (ranks - 1) / ranks * sum(sizes)
             seconds += run.accumulation * (sent / _link(run, pace, span) + len(sizes) * START[run.device])
     return seconds

@@ -65,6 +65,11 @@ class Run:
         return int(self.options.get("tensor", 1))
 
     @property
+    def context(self) -> int:
+        """Into how many parts each sample is divided."""
+        return int(self.options.get("context", 1))
+
+    @property
     def shards(self) -> int:
         """Over how many ranks a copy, or what a rank's group has of it, is sharded."""
         return max(1, self.ranks // (self.copies * self.tensor))

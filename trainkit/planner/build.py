@@ -225,7 +225,7 @@ def decide(
     dtype = _dtype(resolved, placement)
     resolved = with_copies(resolved, placement.topology.nodes)
     recipe = resolved.recipe
-    alike = grid_sizes(recipe).tensor if recipe.program.kind == "builtin" else 1  # ranks that compute the same samples
+    alike = grid_sizes(recipe).alike if recipe.program.kind == "builtin" else 1  # ranks that compute the same samples
     batch, impossible = _batch(resolved, max(1, placement.topology.world_size // alike))
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
     topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")

@@ -332,6 +332,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         in_force=lambda context: grid_sizes(context.recipe).tensor > 1,
     ),
     Technique(
+        "strategy.context: n",
+        "waits for the keys and values of n ranks in each block; attention computes all pairs, not half of them",
+        "activations of an n-th of each sample; keys and values of all of it in one block at a time",
+        "samples are too long for a GPU, with gradient checkpointing already",
+        in_force=lambda context: grid_sizes(context.recipe).context > 1,
+    ),
+    Technique(
         "model.moe.parallel: n",
         "tokens go to the ranks of their experts and back; no experts' weights are gathered from these",
         "an n-th of the experts' whole weights while a block computes",

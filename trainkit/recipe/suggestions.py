@@ -33,6 +33,10 @@ _FAMILIAR = {
     "include": "extends",
     "inherits": "extends",
     **dict.fromkeys(("tp", "tp_size", "tensor_parallel", "tensor_parallel_size"), "strategy.tensor"),
+    **dict.fromkeys(
+        ("cp", "cp_size", "context_parallel", "context_parallel_size", "sequence_parallel", "sp_size"),
+        "strategy.context",
+    ),
     **dict.fromkeys(("dp_replicate", "dp_replicate_size", "data_parallel_replicate_dim"), "strategy.replicate"),
     **dict.fromkeys(("ep", "ep_size", "expert_parallel", "expert_parallel_size"), "model.moe.parallel"),
 }

@@ -89,7 +89,7 @@ def run(settings: Settings, world: World, seen: set[int], heartbeat: Heartbeat) 
     from trainkit.trainer.parallel import STRATEGIES
     from trainkit.trainer.parallel.swapping import swap_space
 
-    planned = settings.batch.ranks * grid_sizes(settings.recipe).tensor
+    planned = settings.batch.ranks * grid_sizes(settings.recipe).alike
     if planned != world.size:  # otherwise the batch would silently have another size
         raise TrainingError(
             f"the plan is for {pluralize(planned, 'rank')}, and the launcher started {world.size}",

@@ -30,10 +30,10 @@ class World:
 
     @property
     def data(self) -> World:
-        """This rank among those with samples of their own; ranks that share out each matrix compute the same ones."""
+        """This rank among those with samples of their own; those that share out matrices or samples have the same."""
         if self.grid is None or self.grid.data is None:
             return self
-        alike = self.grid.sizes.tensor
+        alike = self.grid.sizes.alike
         return World(self.rank // alike, self.local_rank, self.size // alike, self.grid.data)
 
     @classmethod

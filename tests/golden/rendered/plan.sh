@@ -70,6 +70,7 @@ strategy:
   sharding: full_shard
   replicate: null
   tensor: 1
+  context: 1
   offload: false
   auto_wrap: transformer
   wrap_classes: []

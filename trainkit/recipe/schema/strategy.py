@@ -55,6 +55,11 @@ class Fsdp(Section):
         "block are divided; the rest of the ranks shard what each has. For gpt, and models of transformers that "
         "bring a plan for it.",
     )
+    context: Count = setting(
+        1,
+        "Context parallelism: into how many parts each sample is divided, one on each of as many neighbouring ranks. "
+        "They gather keys and values for attention. For gpt, and models of transformers whose attention has no window.",
+    )
     offload: bool = setting(False, "Keep shards in CPU memory; slower, frees device memory.")
     auto_wrap: Literal["transformer", "size", "none"] = setting(
         "transformer",

@@ -94,7 +94,7 @@ SUPPORT: Table = {
     ),
     "strategy.find_unused_parameters": unsupported(_KWARGS, "give it there", False),
     "strategy.limit_all_gathers": unsupported(_PLUGIN, "leave it out", True, None),
-    **dict.fromkeys(("strategy.replicate", "strategy.tensor"), MESH),
+    **dict.fromkeys(("strategy.replicate", "strategy.tensor", "strategy.context"), MESH),
     "strategy.prefetch": unsupported(_PLUGIN, "leave it out", 1),
     "strategy.reduce_gradients": unsupported(
         "accelerator.accumulate() reduces once", "leave it out, or write once", "once"

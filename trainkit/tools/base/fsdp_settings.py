@@ -19,7 +19,7 @@ from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, bool
 
 MESH = unsupported(
     "the libraries of such a program take a mesh of ranks from the environment",
-    "set PARALLELISM_CONFIG_DP_REPLICATE_SIZE or PARALLELISM_CONFIG_TP_SIZE, with ACCELERATE_USE_PARALLELISM_CONFIG, "
+    "set PARALLELISM_CONFIG_DP_REPLICATE_SIZE, _TP_SIZE or _CP_SIZE, with ACCELERATE_USE_PARALLELISM_CONFIG, "
     "in env, and leave it out here",
     None,
     1,

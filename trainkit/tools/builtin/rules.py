@@ -6,20 +6,23 @@ None of them asks which kind of program runs: the planner asks them where the bu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from trainkit.data.formats import is_packed_stream, packing_of
 from trainkit.distribution import install
 from trainkit.errors import Diagnostic, blocker, note, warning
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import PlanRule, incompatible, unsupported_optimizers
+from trainkit.lazy import load
 from trainkit.machine.capability import AMPERE, VOLTA, fast_format, has_flash_attention, has_tensor_cores, named
 from trainkit.machine.facts import Gpu
 from trainkit.metrics import METRICS, metrics_of
 from trainkit.optimizers import MOMENTS, OPTIMIZERS, ZERO, optimizer
 from trainkit.recipe.grid import HYBRID, grid_sizes
-from trainkit.recipe.schema import DatasetData, GptModel, HfModel
+from trainkit.recipe.schema import DatasetData, GptModel, HfModel, Moe
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
+from trainkit.tasks import CAUSAL
 from trainkit.text import join_names, pluralize
 from trainkit.tools.builtin.inputs import architecture_notices, tokenizer_notices
 from trainkit.tools.compile_backends import compile_remarks, records_graphs
@@ -58,6 +61,7 @@ DIVISIBLE = frozenset(
     )
 )
 ELEMENTWISE = tuple(name for name, each in OPTIMIZERS.items() if each.elementwise)
+WINDOWED = ("gemma2", "gemma3_text")  # whose layers have windows by turns
 DIVIDED = ("heads", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -71,18 +75,37 @@ def _experts(c: Context) -> int:
     return c.recipe.model.moe.parallel if isinstance(c.recipe.model, GptModel) else 1
 
 
+def _context(c: Context) -> int:
+    """Into how many parts each sample is divided."""
+    return grid_sizes(c.recipe).context
+
+
 def _divided(c: Context) -> bool:
-    return grid_sizes(c.recipe).divides_blocks
+    """Whether ranks have parts of the weights of blocks, also while these compute."""
+    return _tensor(c) > 1 or _experts(c) > 1
 
 
 def _hybrid(c: Context) -> bool:
     return getattr(c.recipe.strategy, "sharding", "") in HYBRID
 
 
+def _model_settings(c: Context) -> Mapping[str, Any]:
+    """What is known of the model's configuration."""
+    given = {**c.resolved.described.model, **getattr(c.recipe.model, "config", {})}
+    usual: Mapping[str, Mapping[str, Any]] = load("trainkit.foresight.architectures:DEFAULTS")  # few plans need it
+    return {**usual.get(c.model_type, {}), **given, **dict(c.recipe.model)}
+
+
+def _has_window(c: Context) -> bool:
+    """Whether attention looks at some tokens alone."""
+    settings = _model_settings(c)
+    window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
+    return bool(window) or c.model_type in WINDOWED or bool({*(settings.get("layer_types") or ())} - {"full_attention"})
+
+
 def _undivided_size(c: Context) -> str:
     """A size of the model that the parts of its matrices do not divide; empty if there is none that is known."""
-    sizes = {**c.resolved.described.model, **dict(c.recipe.model)}
-    sizes |= getattr(c.recipe.model, "config", {})
+    sizes = _model_settings(c)
     found = ((name, sizes.get(name)) for name in DIVIDED)
     return next((name for name, size in found if isinstance(size, int) and size % _tensor(c)), "")
 
@@ -96,9 +119,9 @@ GRID: tuple[PlanRule, ...] = (
     ),
     incompatible(
         "strategy.replicate",
-        lambda c: c.ranks % (grid_sizes(c.recipe).copies * _tensor(c)),
-        "copies of the model, and the parts of its matrices, have as many ranks each",
-        "strategy.replicate and strategy.tensor whose product divides the number of processes",
+        lambda c: c.ranks % (grid_sizes(c.recipe).copies * grid_sizes(c.recipe).alike),
+        "copies of the model, and the parts of its matrices and of samples, have as many ranks each",
+        "strategy.replicate, tensor and context whose product divides the number of processes",
     ),
     incompatible(
         "model.moe.parallel",
@@ -132,9 +155,35 @@ GRID: tuple[PlanRule, ...] = (
     ),
     incompatible(
         "strategy.tensor",
-        lambda c: _tensor(c) > 1 and getattr(c.recipe.model, "dropout", 0),
-        "ranks that have some heads each would draw other masks than one that has all",
-        "model.dropout: 0, or strategy.tensor: 1",
+        lambda c: grid_sizes(c.recipe).alike > 1 and getattr(c.recipe.model, "dropout", 0),
+        "ranks that have some heads, or some tokens, each would draw other masks than one that has all",
+        "model.dropout: 0, or strategy.tensor: 1 and strategy.context: 1",
+    ),
+    incompatible(
+        "strategy.context",
+        lambda c: (
+            _context(c) > 1 and (c.recipe.model.kind == "target" or getattr(c.recipe.model, "task", CAUSAL) != CAUSAL)
+        ),
+        "only of texts whose tokens are predicted one after the other is it known how a part is computed",
+        "strategy.context: 1, or model.task: causal_lm",
+    ),
+    incompatible(
+        "strategy.context",
+        lambda c: _context(c) > 1 and c.model_type and (c.model_type not in DIVISIBLE or _has_window(c)),
+        "keys and values are gathered for attention without windows alone, of architectures that were tried",
+        f"strategy.context: 1, or one of {', '.join(sorted(DIVISIBLE - {*WINDOWED}))} without sliding_window",
+    ),
+    incompatible(
+        "strategy.context",
+        lambda c: _context(c) > 1 and c.recipe.efficiency.attention not in ("auto", "sdpa"),
+        "a part of a sample needs a mask, which attention through sdpa takes",
+        "efficiency.attention: sdpa",
+    ),
+    incompatible(
+        "strategy.context",
+        lambda c: _context(c) > 1 and (c.recipe.train.loss or getattr(c.recipe.model, "moe", Moe()).experts),
+        "the losses of routers, and a loss of your own, are of whole samples",
+        "strategy.context: 1",
     ),
     incompatible(
         "peft.kind",
@@ -168,8 +217,8 @@ GRID: tuple[PlanRule, ...] = (
     ),
     incompatible(
         "efficiency.compile",
-        lambda c: _divided(c) and c.recipe.efficiency.compile.enabled,
-        "a block exchanges sums or tokens with other ranks in its middle, where a graph would break",
+        lambda c: grid_sizes(c.recipe).divides_blocks and c.recipe.efficiency.compile.enabled,
+        "a block exchanges sums, tokens or keys with other ranks in its middle, where a graph would break",
         "efficiency.compile: false",
     ),
 )

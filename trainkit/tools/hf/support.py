@@ -160,7 +160,7 @@ SUPPORT: Table = {
     },
     "strategy.bucket_mb": Support(f"--ddp_bucket_cap_mb, {DEEPSPEED}"),
     "hang.collective_seconds": Support("--ddp_timeout"),
-    **dict.fromkeys(("strategy.replicate", "strategy.tensor"), MESH),
+    **dict.fromkeys(("strategy.replicate", "strategy.tensor", "strategy.context"), MESH),
 }
 
 # Fields that name files of the plan's: the file, and how to have the user's own taken over.

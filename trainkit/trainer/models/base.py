@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainkit.errors import TrainingError
+from trainkit.trainer.models.sample_parts import SampleParts
 from trainkit.trainer.models.weights import Slices
 
 Remarks = Sequence[tuple[int, str]]  # messages with their log levels
@@ -62,6 +64,10 @@ class Model(nn.Module):
     def tensor_plan(self) -> TensorPlan | None:
         """How its blocks are divided over ranks; None where that is not known."""
         return None
+
+    def divide_samples(self, parts: SampleParts) -> None:
+        """Compute one part of each sample. TrainingError where that is not known."""
+        raise TrainingError("strategy.context: this model computes whole samples", hint="set strategy.context to 1")
 
     def head(self) -> Sequence[nn.Parameter]:
         """The task's head on top of a pretrained model: it starts untrained, so it is trained beside adapters."""

@@ -15,6 +15,7 @@ from trainkit.trainer.data.source import sample_length
 from trainkit.trainer.models.base import Model, TensorPlan
 from trainkit.trainer.models.losses import linear_cross_entropy
 from trainkit.trainer.models.moe import MixtureOfExperts, Routed, Routing, auxiliary_loss
+from trainkit.trainer.models.sample_parts import SampleParts
 from trainkit.trainer.models.weights import divide, drawn, give_memory
 from trainkit.trainer.optim import DTYPES
 
@@ -25,6 +26,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, *, fused: bool) -> None:
         super().__init__()
         self.heads, self.dropout, self.fused = heads, dropout, fused
+        self.parts: SampleParts | None = None
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -34,6 +36,8 @@ class Attention(nn.Module):
         # Of the heads that are on this rank.
         qkv = self.qkv(x).view(batch, length, 3, -1, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        if self.parts is not None:
+            key, value = self.parts.gathered(key), self.parts.gathered(value)
         dropout = self.dropout if self.training else 0.0
         if self.fused:  # memory grows with the length, not with its square (FlashAttention)
             mixed = functional.scaled_dot_product_attention(
@@ -111,11 +115,18 @@ class Gpt(Model):
         self.tied = (self.tokens,)  # the output layer reads its weight
         self.stochastic = settings.dropout > 0
         self.attention_width = settings.layers * width
+        self.parts: SampleParts | None = None
         self.vocabulary, self.attention = settings.vocab_size, "sdpa" if fused_attention else "eager"
 
     def tensor_plan(self) -> TensorPlan:
         """Heads, and the feed-forward layer; experts stay whole."""
         return TensorPlan({"qkv": 3, "mlp_in": 1}, {"out", "mlp_out"}, {"attention", "mlp_in"})
+
+    def divide_samples(self, parts: SampleParts) -> None:
+        self.parts = parts
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.parts = parts
 
     def draw(self, seed: int) -> None:
         """Draw the weights, each module's by a generator of its own (:func:`drawn`)."""
@@ -141,8 +152,13 @@ class Gpt(Model):
         Targets of -100 are not counted. position_ids: (batch, sequence), for samples of several texts: each begins at
         0, and sees itself alone. In training the routers' losses are part of the sum.
         """
-        mask = None
-        if position_ids is None:
+        mask, length, parts = None, tokens.shape[1], self.parts
+        if parts is not None:
+            mask = parts.mask(length, position_ids, tokens.device)
+            places = torch.arange(length, device=tokens.device)[None] if position_ids is None else position_ids
+            places, tokens = parts.own(places), parts.own(tokens)
+            targets = None if targets is None else parts.own_targets(targets)
+        elif position_ids is None:
             places = torch.arange(tokens.shape[1], device=tokens.device)
         else:
             places, text = position_ids, (position_ids == 0).cumsum(-1)
@@ -158,11 +174,14 @@ class Gpt(Model):
                 x = block(x, mask)
         x, head = self.norm(x), self.tokens.weight  # tied (Press and Wolf 2017)
         if targets is None:
-            return functional.linear(x, head)
+            logits = functional.linear(x, head)
+            return logits if parts is None else parts.gathered(logits, 1)[:, :length]
         if self.loss_function is None:
             loss = linear_cross_entropy((x, head, None), targets, self.targets_at_most)
         else:
             loss = self.loss_function(functional.linear(x, head), {"tokens": tokens, "targets": targets})
+        if parts is not None:
+            loss = parts.summed(loss)
         if not routings or not self.training:  # evaluation counts predictions only
             return loss
         self.load_of_pass = torch.stack([load for _, _, load in routings])

@@ -38,6 +38,7 @@ from trainkit.trainer.models.quantized import (
     refuse_quantized,
     tell_peft,
 )
+from trainkit.trainer.models.sample_parts import SampleParts
 from trainkit.trainer.models.weights import divide, drawn, give_memory, put
 from trainkit.trainer.optim import DTYPES
 
@@ -83,6 +84,9 @@ class OutputLayer:
 _CHANCES = ("drop", "jitter", "noise")  # parts of names of settings that make training draw random numbers
 
 
+ATTENTION_OF_PARTS = "sdpa_of_sample_parts"  # as transformers knows it
+
+
 class Transformer(Wrapped):
     """A model of transformers; its loss is computed from its logits, summed over targets."""
 
@@ -102,6 +106,7 @@ class Transformer(Wrapped):
         # does not look where texts begin.
         self._options = {"use_cache": False} if self._takes_option("use_cache") else {}
         self._output: OutputLayer | None = None
+        self._parts: SampleParts | None = None
 
     def write(self, **options: Any) -> Tensor:
         """transformers' generate(): as a method, which a strategy can treat as it does a forward pass."""
@@ -119,6 +124,27 @@ class Transformer(Wrapped):
         # Norms of single heads; transformers 4 does not name them.
         sums = ends.get("replicated_with_grad_allreduce", set()) | {"q_norm", "k_norm"}
         return TensorPlan(dict.fromkeys(ends["colwise"], 1), ends["rowwise"], entries, sums)
+
+    def divide_samples(self, parts: SampleParts) -> None:
+        """Through an attention of its own, around sdpa's; transformers takes a mask of four dimensions as it is."""
+        config = self.inner.config
+        layers = getattr(config, "layer_types", None) or ()
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        if window or set(layers) - {"full_attention"} or type(self) is not Transformer:
+            super().divide_samples(parts)
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.masking_utils import sdpa_mask
+
+        def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+            if mask is not None and mask.shape[-1] != key.shape[2]:  # else the model writes a text, on each rank
+                key, value = parts.gathered(key), parts.gathered(value)
+            return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+        AttentionInterface.register(ATTENTION_OF_PARTS, attend)
+        AttentionMaskInterface.register(ATTENTION_OF_PARTS, sdpa_mask)
+        self.inner.set_attn_implementation(ATTENTION_OF_PARTS)
+        self._parts = parts
 
     def _takes_option(self, name: str) -> bool:
         """Whether the model knows an option, or hands it on to its body, which does."""
@@ -139,6 +165,8 @@ class Transformer(Wrapped):
         several, which sees itself alone. In training the routers' losses are part of the sum.
         """
         shape = tokens.shape
+        if self._parts is not None:
+            return self._of_part(self._parts, tokens, targets, **more)
         if "position_ids" in more and self.attention.startswith("flash"):
             # FlashAttention tells texts apart by positions in one row alone (transformers: _is_packed_sequence).
             tokens, targets = tokens.reshape(1, -1), None if targets is None else targets.reshape(1, -1)
@@ -146,6 +174,16 @@ class Transformer(Wrapped):
         inputs = {"tokens": tokens, "targets": targets, **more}
         found = self._called({"input_ids": tokens, **more}, targets, inputs)
         return found if targets is not None else found.reshape(*shape, -1)
+
+    def _of_part(self, parts: SampleParts, tokens: Tensor, targets: Tensor | None, **more: Tensor) -> Tensor:
+        length, places = tokens.shape[1], more.pop("position_ids", None)
+        more["attention_mask"] = parts.mask(length, places, tokens.device)
+        if places is None:
+            places = torch.arange(length, device=tokens.device)[None]
+        more["position_ids"], tokens = parts.own(places), parts.own(tokens)
+        targets = None if targets is None else parts.own_targets(targets)
+        found = self._called({"input_ids": tokens, **more}, targets, {"tokens": tokens, "targets": targets, **more})
+        return parts.gathered(found, 1)[:, :length] if targets is None else parts.summed(found)
 
     def _called(self, given: Mapping[str, Any], truth: Tensor | None, inputs: Mapping[str, Any]) -> Tensor:
         """The logits, or where the truth is known the loss. inputs: of the batch, for a loss of the user's own."""

@@ -28,6 +28,7 @@ from trainkit.trainer.metrics.memory_breakdown import local
 from trainkit.trainer.models.base import Model, entries
 from trainkit.trainer.models.moe import MixtureOfExperts
 from trainkit.trainer.models.quantized import is_quantized, quantize_later
+from trainkit.trainer.models.sample_parts import SampleParts
 from trainkit.trainer.models.weights import Slices, as_slice, gathered, slice_in
 from trainkit.trainer.optim import DTYPES
 from trainkit.trainer.parallel.grid import Cut, Grid
@@ -65,6 +66,8 @@ class Fsdp(Engine):
             for experts in [each.experts for each in model.modules() if isinstance(each, MixtureOfExperts)]:
                 apart = {**options, "mesh": grid.expert_shards}
                 fully_shard(experts, reshard_after_forward=frees, shard_placement_fn=_by_width(grid), **apart)
+        if grid and grid.context:
+            model.divide_samples(SampleParts(grid.context))
         for unit in WRAPPING[asked.auto_wrap](model, asked):
             fully_shard(unit, reshard_after_forward=frees, **options)
         if asked.prefetch > 1:  # 1 is what FSDP2 does by itself

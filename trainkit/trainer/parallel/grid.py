@@ -1,7 +1,7 @@
-"""Ranks in several dimensions: copies of a model, its shards, experts, and parts of matrices.
+"""Ranks in several dimensions: copies of a model, its shards, experts, parts of samples, and of matrices.
 
-Ranks that are near one another exchange the most: those of a tensor's parts are next to one another, then come experts,
-shards, and farthest apart, in other nodes, copies.
+Ranks that are near one another exchange the most: those of a matrix's parts are next to one another, then come a
+sample's parts or experts, shards, and farthest apart, in other nodes, copies.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Grid:
     shards: DeviceMesh  # of a copy, behind the dimension of copies if there are several
     expert_shards: DeviceMesh  # of ranks with the same experts, as `shards`
     experts: Any  # the process group of the ranks that share out a block's experts; None if each has all
+    context: Any  # that of the ranks that have the parts of each sample; None if each has all
     tensor: Any  # that of the ranks that share out each matrix; None if each has all
     data: Any  # that of the ranks whose samples are together a batch, on the host; None is all ranks
 
@@ -42,20 +43,21 @@ def arranged(world: World, recipe: Recipe, device: torch.device) -> World:
     whole = init_device_mesh(
         device.type, (sizes.copies, shards, sizes.tensor), mesh_dim_names=("copies", "shards", "tensor")
     )
-    split = whole
-    if sizes.experts > 1:
-        shape = (sizes.copies, shards // sizes.experts, sizes.experts, sizes.tensor)
-        split = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards", "experts", "tensor"))
+    split, near = whole, max(sizes.experts, sizes.context)
+    if near > 1:
+        shape = (sizes.copies, shards // near, near, sizes.tensor)
+        split = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards", "near", "tensor"))
     data = None
-    if sizes.tensor > 1:
-        columns = [[*range(place, world.size, sizes.tensor)] for place in range(sizes.tensor)]
+    if sizes.alike > 1:
+        columns = [[*range(place, world.size, sizes.alike)] for place in range(sizes.alike)]
         data, _ = dist.new_subgroups_by_enumeration(columns, backend="gloo")  # type: ignore[no-untyped-call]
     names = ("copies", "shards") if sizes.copies > 1 else ("shards",)
     grid = Grid(
         sizes,
         shards=whole[names],
         expert_shards=split[names],
-        experts=split.get_group("experts") if sizes.experts > 1 else None,
+        experts=split.get_group("near") if sizes.experts > 1 else None,
+        context=split.get_group("near") if sizes.context > 1 else None,
         tensor=whole.get_group("tensor") if sizes.tensor > 1 else None,
         data=data,
     )
