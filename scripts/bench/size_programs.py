@@ -6,7 +6,9 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +134,8 @@ def place(settings_file: str, backend: str) -> None:
 
     def end(parameters: Iterable[Any]) -> None:
         own = sum(local(getattr(each, "ds_tensor", each)).nbytes for each in parameters)
-        sys.stdout.write(json.dumps([own, CountedFile.asked, CountedFile.resident]) + "\n")
-        sys.stdout.flush()
+        with open(1, "w", closefd=False) as output:  # sys.stdout is redirected around DeepSpeed
+            output.write(json.dumps([own, CountedFile.asked, CountedFile.resident]) + "\n")
         os._exit(0)
 
     if settings.deepspeed is not None:
@@ -147,6 +149,44 @@ def place(settings_file: str, backend: str) -> None:
     sys.stdin.readline()
     model = prepared_model(settings, init_device_mesh("cpu", (world.size,)))
     end(strategy.build(model, settings, world, device).held()["parameters"])
+
+
+def stall(*words: str) -> None:
+    """The trainer, which prints for each checkpoint but the last how long it waits, and how long a memcpy takes.
+
+    Both in seconds; of the same state, to memory that is fresh too, in turns first and second. The last checkpoint is
+    written without a copy, for no step follows.
+    """
+    from trainkit.trainer.__main__ import main
+    from trainkit.trainer.checkpoint.saving import Checkpoints
+
+    found: list[tuple[float, float]] = []
+    save = Checkpoints.save
+
+    def copied(strategy: Any) -> None:
+        copies = [torch.empty_like(each).copy_(each) for part in ("parameters", "optimizer_state")
+                  for each in map(local, strategy.held()[part])]  # fmt: skip
+        del copies
+
+    def timed(self: Checkpoints, step: int, strategy: Any, *, last: bool, **more: Any) -> None:
+        if last:
+            save(self, step, strategy, last=last, **more)
+            return
+        seconds = []
+        works = {"save": partial(save, self, step, strategy, last=last, **more), "copy": partial(copied, strategy)}
+        for name in works if len(found) % 2 else reversed(works):
+            self.wait()  # a copy is not timed while the other is written, and the one before is not part of either
+            dist.barrier()
+            begun = time.perf_counter()
+            works[name]()
+            seconds.append((name, time.perf_counter() - begun))
+        found.append((dict(seconds)["save"], dict(seconds)["copy"]))
+
+    Checkpoints.save = timed  # type: ignore[method-assign,assignment]
+    code = main(words)
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(code)
 
 
 class CountedFile:
@@ -210,5 +250,6 @@ if __name__ == "__main__":
         "rank": rank,
         "train": train,
         "place": place,
+        "stall": stall,
     }
     programs[sys.argv[1]](*sys.argv[2:])
