@@ -125,7 +125,6 @@ def place(settings_file: str, backend: str) -> None:
     from trainkit.trainer.distributed import device_of
     from trainkit.trainer.parallel import STRATEGIES
     from trainkit.trainer.parallel.zero import import_deepspeed
-    from trainkit.trainer.perf.heap import keep_out_of_heap
     from trainkit.trainer.setup import prepared_model
 
     settings, world = read_settings(Path(settings_file)), World.from_environment(os.environ)
@@ -140,7 +139,6 @@ def place(settings_file: str, backend: str) -> None:
 
     if settings.deepspeed is not None:
         import_deepspeed(device, "warning").initialize = lambda *, model, **_: end(model.parameters())
-    keep_out_of_heap()  # as the trainer does
     simulated: Any = {"store": FakeStore(), "rank": world.rank, "world_size": world.size} if backend == "fake" else {}
     dist.init_process_group(backend, **simulated)
     transformers.modeling_utils.safe_open = CountedFile
@@ -195,7 +193,8 @@ class CountedFile:
     asked = resident = 0  # bytes, of all files
 
     def __init__(self, path: str, *given: Any, **more: Any) -> None:
-        self._path, self._file = path, safe_open(path, *given, **more)
+        self._path = path
+        self._file: Any = safe_open(path, *given, **more)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

@@ -87,7 +87,6 @@ def run(settings: Settings, world: World, seen: set[int], heartbeat: Heartbeat) 
     from trainkit.trainer.loop import SignalRequests
     from trainkit.trainer.parallel import STRATEGIES
     from trainkit.trainer.parallel.swapping import swap_space
-    from trainkit.trainer.perf.heap import keep_out_of_heap
 
     if settings.batch.ranks != world.size:  # otherwise the batch would silently have another size
         raise TrainingError(
@@ -95,12 +94,10 @@ def run(settings: Settings, world: World, seen: set[int], heartbeat: Heartbeat) 
             hint="plan again with the right nodes.count and nodes.processes_per_node",
         )
     device = device_of(settings.device, world)
-    strategy = STRATEGIES[settings.recipe.strategy.kind]
-    if strategy.divides and device.type == "cpu":  # for its memory's sake
-        keep_out_of_heap()
+    needed = STRATEGIES[settings.recipe.strategy.kind].needs_group
     # Outermost, so that the swapping engine is gone when its folder is removed.
     seconds = settings.recipe.hang.collective_seconds
-    with swap_space(settings), process_group(world, device, needed=strategy.needs_group, seconds=seconds):
+    with swap_space(settings), process_group(world, device, needed=needed, seconds=seconds):
         heartbeat.listen()
         return train_and_report(settings, world, device, SignalRequests(seen), heartbeat)
 

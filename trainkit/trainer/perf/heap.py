@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ctypes
 
-MAPPED = 4 << 20  # bytes: smaller blocks are mostly activations, whose fresh pages would slow down each step
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
-def keep_out_of_heap(at_least: int = MAPPED) -> None:
+def keep_out_of_heap(at_least: int) -> None:
     """Have the system itself give and take back each block of so many bytes or more, where glibc manages memory."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_MMAP_THRESHOLD, at_least)
