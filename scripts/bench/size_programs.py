@@ -152,8 +152,8 @@ def place(settings_file: str, backend: str) -> None:
 def stall(*words: str) -> None:
     """The trainer, which prints for each checkpoint but the last how long it waits, and how long a memcpy takes.
 
-    Both in seconds; of the same state, to memory that is fresh too, in turns first and second. The last checkpoint is
-    written without a copy, for no step follows.
+    Both in seconds; the memcpy is of the same state to memory that is as fresh, the faster of one before and one after.
+    The last checkpoint is written without a copy, for no step follows.
     """
     from trainkit.trainer.__main__ import main
     from trainkit.trainer.checkpoint.saving import Checkpoints
@@ -161,24 +161,28 @@ def stall(*words: str) -> None:
     found: list[tuple[float, float]] = []
     save = Checkpoints.save
 
-    def copied(strategy: Any) -> None:
-        copies = [torch.empty_like(each).copy_(each) for part in ("parameters", "optimizer_state")
-                  for each in map(local, strategy.held()[part])]  # fmt: skip
-        del copies
+    def seconds_of(work: Callable[[], object]) -> float:
+        dist.barrier()
+        begun = time.perf_counter()
+        made = work()  # whose memory is freed after the time is taken
+        taken = time.perf_counter() - begun
+        del made
+        return taken
 
     def timed(self: Checkpoints, step: int, strategy: Any, *, last: bool, **more: Any) -> None:
         if last:
             save(self, step, strategy, last=last, **more)
             return
-        seconds = []
-        works = {"save": partial(save, self, step, strategy, last=last, **more), "copy": partial(copied, strategy)}
-        for name in works if len(found) % 2 else reversed(works):
-            self.wait()  # a copy is not timed while the other is written, and the one before is not part of either
-            dist.barrier()
-            begun = time.perf_counter()
-            works[name]()
-            seconds.append((name, time.perf_counter() - begun))
-        found.append((dict(seconds)["save"], dict(seconds)["copy"]))
+        self.wait()  # for the checkpoint before, which is no part of this
+        held = strategy.held()
+        state = [local(each).detach() for part in ("parameters", "optimizer_state") for each in held[part]]
+
+        def memcpy() -> object:
+            return [torch.empty_like(each).copy_(each) for each in state]
+
+        before, stopped = seconds_of(memcpy), seconds_of(partial(save, self, step, strategy, last=last, **more))
+        self.wait()  # what is written in the meantime would slow down the other
+        found.append((stopped, min(before, seconds_of(memcpy))))
 
     Checkpoints.save = timed  # type: ignore[method-assign,assignment]
     code = main(words)
