@@ -1,16 +1,20 @@
-"""What `size` measures, as processes of their own: `python size_programs.py save|export|rank …`."""
+"""What `size` measures, as processes of their own: `python size_programs.py PROGRAM …`, one of those at the end."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -24,6 +28,7 @@ from trainkit.runner.rundir.listing import checksum
 from trainkit.trainer.checkpoint.manifest import described_files
 from trainkit.trainer.checkpoint.safe_loading import StateReader, only_data
 from trainkit.trainer.checkpoint.shards import Shards
+from trainkit.trainer.metrics.memory_breakdown import local
 from trainkit.trainer.models import skeleton
 from trainkit.trainer.models.adapters import add_adapters, base_fingerprint, kept_tensors
 from trainkit.trainer.parallel.single_and_ddp import STATE, quiet, write_state
@@ -93,6 +98,138 @@ def rank(folder: str, what: str) -> None:
     dist.destroy_process_group()
 
 
+def train(*words: str) -> None:
+    """The trainer as it is, which then prints the most memory that was ever resident (VmHWM), in bytes."""
+    from trainkit.trainer.__main__ import main
+
+    code = main(words)
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    sys.stdout.write(f"{int(found[1]) << 10}\n")
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def place(settings_file: str, backend: str) -> None:
+    """Import all that a start imports, wait to be looked at, and build and place a Llama as a rank of the trainer does.
+
+    backend: of the process group; `fake` for a rank alone, whose collectives do nothing. Prints, in bytes, what the
+    rank has of the weights, the slices that it asked for, and the resident pages of the folder's files at the end.
+    Under ZeRO-3 it ends before DeepSpeed's engine, which makes its gradients' and optimizer's memory at once.
+    """
+    import transformers.modeling_utils
+    import transformers.models.llama.modeling_llama
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from trainkit.lazy import load
+    from trainkit.trainer.distributed import device_of
+    from trainkit.trainer.parallel import STRATEGIES
+    from trainkit.trainer.parallel.zero import import_deepspeed
+    from trainkit.trainer.setup import prepared_model
+
+    settings, world = read_settings(Path(settings_file)), World.from_environment(os.environ)
+    device, strategy = device_of("cpu", world), STRATEGIES[settings.recipe.strategy.kind]
+    load(strategy.place)
+
+    def end(parameters: Iterable[Any]) -> None:
+        own = sum(local(getattr(each, "ds_tensor", each)).nbytes for each in parameters)
+        with open(1, "w", closefd=False) as output:  # sys.stdout is redirected around DeepSpeed
+            output.write(json.dumps([own, CountedFile.asked, CountedFile.resident]) + "\n")
+        os._exit(0)
+
+    if settings.deepspeed is not None:
+        import_deepspeed(device, "warning").initialize = lambda *, model, **_: end(model.parameters())
+    simulated: Any = {"store": FakeStore(), "rank": world.rank, "world_size": world.size} if backend == "fake" else {}
+    dist.init_process_group(backend, **simulated)
+    transformers.modeling_utils.safe_open = CountedFile
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    model = prepared_model(settings, init_device_mesh("cpu", (world.size,)))
+    end(strategy.build(model, settings, world, device).held()["parameters"])
+
+
+def stall(*words: str) -> None:
+    """The trainer, which prints for each checkpoint but the last how long it waits, and how long a memcpy takes.
+
+    Both in seconds; the memcpy is of the same state to memory that is as fresh, the faster of one before and one after.
+    The last checkpoint is written without a copy, for no step follows.
+    """
+    from trainkit.trainer.__main__ import main
+    from trainkit.trainer.checkpoint.saving import Checkpoints
+
+    found: list[tuple[float, float]] = []
+    save = Checkpoints.save
+
+    def seconds_of(work: Callable[[], object]) -> float:
+        dist.barrier()
+        begun = time.perf_counter()
+        made = work()  # whose memory is freed after the time is taken
+        taken = time.perf_counter() - begun
+        del made
+        return taken
+
+    def timed(self: Checkpoints, step: int, strategy: Any, *, last: bool, **more: Any) -> None:
+        if last:
+            save(self, step, strategy, last=last, **more)
+            return
+        self.wait()  # for the checkpoint before, which is no part of this
+        held = strategy.held()
+        state = [local(each).detach() for part in ("parameters", "optimizer_state") for each in held[part]]
+
+        def memcpy() -> object:
+            return [torch.empty_like(each).copy_(each) for each in state]
+
+        before, stopped = seconds_of(memcpy), seconds_of(partial(save, self, step, strategy, last=last, **more))
+        self.wait()  # what is written in the meantime would slow down the other
+        found.append((stopped, min(before, seconds_of(memcpy))))
+
+    Checkpoints.save = timed  # type: ignore[method-assign,assignment]
+    code = main(words)
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(code)
+
+
+class CountedFile:
+    """A file of safetensors that counts the bytes of slices that are asked for, and looks at its pages at the end."""
+
+    asked = resident = 0  # bytes, of all files
+
+    def __init__(self, path: str, *given: Any, **more: Any) -> None:
+        self._path = path
+        self._file: Any = safe_open(path, *given, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+        for each in mappings:
+            if each.partition("\n")[0].endswith(os.path.realpath(self._path)):
+                CountedFile.resident += int(re.findall(r"(?m)^Rss:\s+(\d+) kB", each)[0]) << 10
+        self._file.__exit__(*error)
+
+    def get_slice(self, key: str) -> Any:
+        return CountedSlice(self._file.get_slice(key))
+
+
+class CountedSlice:
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        found: torch.Tensor = self._part[index]
+        CountedFile.asked += found.nbytes
+        return found
+
+
 def _read_so_far() -> int:
     """Bytes that this process has read from files."""
     lines = Path("/proc/self/io").read_text().splitlines()
@@ -110,5 +247,12 @@ def _own(state: Any) -> Iterator[torch.Tensor]:
 
 if __name__ == "__main__":
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    programs: dict[str, Callable[..., None]] = {"save": save, "export": export, "rank": rank}
+    programs: dict[str, Callable[..., None]] = {
+        "save": save,
+        "export": export,
+        "rank": rank,
+        "train": train,
+        "place": place,
+        "stall": stall,
+    }
     programs[sys.argv[1]](*sys.argv[2:])

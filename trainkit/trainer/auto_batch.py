@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import hashlib
 import json
@@ -31,6 +30,7 @@ from trainkit.trainer.metrics.memory_breakdown import peak_resident, resident, s
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.optim import autocast, cached_casts, forget_embeddings
 from trainkit.trainer.parallel import Strategy
+from trainkit.trainer.perf.heap import keep_out_of_heap, trim_heap
 from trainkit.trainer.settings import Settings, World
 
 log = logging.getLogger("trainkit.trainer")
@@ -43,7 +43,6 @@ _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "cublas
 _PERHAPS = ("cudnn_status_not_supported", "invalid configuration argument")
 # Cancels the initial scale of fp16 (torch.amp.GradScaler): otherwise the update is skipped, and takes no memory.
 _SLOPE = 2.0**-16
-_MMAP_THRESHOLD = -3  # mallopt(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +97,9 @@ def find_micro_batch(
     """
     if not settings.batch.search:
         return settings, None
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
-    if mallopt and device.type == "cpu" and may_still_map() is not None:
+    if device.type == "cpu" and may_still_map() is not None:
         # `ulimit` counts the heap with its holes, which differ between runs: keep large tensors out of the heap.
-        mallopt(_MMAP_THRESHOLD, 2**20)
+        keep_out_of_heap(1 << 20)
     # All ranks take the same: the remembered value if every rank has one, else the result of a search.
     memory = RememberedMicroBatch(settings, device)
     known: list[int | None] = gather_from_ranks(memory.recall(), world)
@@ -293,8 +291,8 @@ def give_back(device: torch.device) -> None:
     """Return this process's free memory to the system: CUDA's allocator and glibc's keep it otherwise."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # malloc_trim(3), which other C libraries lack
-        trim(0)
+    else:
+        trim_heap()
 
 
 def restart_peak(device: torch.device) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
@@ -14,8 +13,7 @@ from pathlib import Path
 from trainkit.distribution import install
 from trainkit.errors import MachineError, TrainkitError, one_line_each
 from trainkit.hub.push import end_with_input
-
-M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+from trainkit.trainer.perf.heap import keep_out_of_heap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         threading.Thread(target=end_with_input, daemon=True).start()
     # transformers imports DeepSpeed, which prints guesses about the device
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    return_freed_memory()
+    keep_out_of_heap(1 << 20)
     # importing torch takes seconds, during which Ctrl-C would print a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -65,14 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def return_freed_memory() -> None:
-    """Have the memory of tensors go back to the system as soon as it is free, where glibc manages it."""
-    # By itself it soon takes blocks of up to 32 MiB from its heap, which small blocks behind them keep from shrinking:
-    # gigabytes in the course of an export (mallopt(3): the threshold no longer moves once it is set).
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 if __name__ == "__main__":

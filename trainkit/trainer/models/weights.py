@@ -20,6 +20,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainkit.seeds import derived_seed
+from trainkit.trainer.perf.heap import keep_out_of_heap
+
+LARGE = 10**8  # parameters
 
 
 def replace_parameters(root: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> None:
@@ -37,6 +40,10 @@ def replace_parameters(root: nn.Module, make: Callable[[nn.Parameter], nn.Parame
 
 def divide(root: nn.Module, mesh: DeviceMesh) -> None:
     """Make each parameter of a model on the meta device a slice of rows on each rank; tied ones stay tied."""
+    # Who divides a model has little memory. The activations of small ones are in small blocks, too: fresh pages for
+    # each would double the time of a step.
+    large = sum(parameter.numel() for parameter in root.parameters()) >= LARGE
+    keep_out_of_heap((1 if large else 4) << 20)
 
     def slice_of(parameter: nn.Parameter) -> nn.Parameter:
         if not parameter.dim():  # a number has no rows, and is on every rank
