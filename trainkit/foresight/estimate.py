@@ -37,6 +37,7 @@ Tree = Mapping[str, Any]
 Tracing = Callable[[Wanted], tuple[Trace, str] | None]
 Foresee = Callable[[Context], Foresight | None]  # the estimate of a plan; None where none can be made
 formula: Callable[..., Any] = call("trainkit.foresight.formula:formula")
+segments_grow: Callable[[Context], bool] = call("trainkit.planner.env:segments_grow")
 deepspeed_config: Callable[..., Any] = call("trainkit.tools.deepspeed.config:deepspeed_config")  # few plans need it
 
 MIB, GIB = 2**20, 2**30
@@ -273,12 +274,10 @@ class Estimate:
             return peak
         return replay(self.strategy.device, expandable=self.expandable).peak_reserved
 
-    @property
+    @cached_property
     def expandable(self) -> bool:
         """Whether the allocator's segments grow."""
-        env = self.context.recipe.env
-        said = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or self.context.facts.allocator or ""
-        return "expandable_segments:True" in str(said)
+        return segments_grow(self.context)
 
     def verdict(self, limit: int) -> str:
         """Whether it fits, with the margin of what is foreseen or without it.

@@ -206,11 +206,21 @@ def _threads(context: Context) -> SourcedVariable:
     return variable("OMP_NUM_THREADS", str(threads), keys=keys, rule=rule)
 
 
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # of which torch reads the first that is there
+GROWING = "expandable_segments:True"
+
+
+def segments_grow(context: Context) -> bool:
+    """Whether the segments of torch's allocator grow on GPUs: as somebody has told it, or by the plan."""
+    env = context.recipe.env
+    told = next((str(env[name]) for name in ALLOCATOR if name in env), context.facts.allocator or "")
+    return GROWING in told or any(True for _ in _allocator(context))
+
+
 def _allocator(context: Context) -> Iterator[SourcedVariable]:
     """Segments that grow, for the built-in trainer, unless somebody tells torch's allocator something else."""
     recipe, facts = context.recipe, context.facts
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # of which torch reads the first that is there
-    told = any(name in recipe.env or name in recipe.env_from for name in names)
+    told = any(name in recipe.env or name in recipe.env_from for name in ALLOCATOR)
     told = told or (facts.allocator is not None and not isinstance(recipe.container, Image))
     # They are made of the driver's virtual memory management. Not known to work with it: other systems than Linux,
     # parts of GPUs, AMD's, and torch's recording of CUDA graphs.
@@ -221,7 +231,7 @@ def _allocator(context: Context) -> Iterator[SourcedVariable]:
     if not records_graphs(recipe.efficiency.compile):
         # The old name, which every release reads: 2.9 takes it from no other (pytorch/pytorch, issue 183387).
         rule = "memory that the allocator holds grows in place, so that sizes that vary leave no gaps that nothing fits"
-        yield variable(names[0], "expandable_segments:True", keys=("devices.type",), rule=rule)
+        yield variable(ALLOCATOR[0], GROWING, keys=("devices.type",), rule=rule)
 
 
 def _devices(context: Context) -> Iterator[SourcedVariable]:

@@ -12,6 +12,7 @@ from trainkit.foresight.render import time_in_words, verdict
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.planner.changes import Changed, fits, needless, on_more_nodes, remedy, what_if
+from trainkit.planner.env import segments_grow
 from trainkit.text import format_memory
 
 WORTH = 1.03  # times as fast a step must be without a technique for a remark on it
@@ -127,8 +128,7 @@ def answer(context: Context, lacking: Lacking, foresee: Foresee, room_at: RoomAt
     found = context.foresight
     if found is not None:
         yield f"  expected were {format_memory(found.total)} of {format_memory(found.limit)}, highest in {found.moment}"
-    allocator = str(context.recipe.env.get("PYTORCH_ALLOC_CONF") or context.facts.allocator or "")
-    if lacking.splintered and context.cards and "expandable_segments:True" not in allocator:
+    if lacking.splintered and context.cards and not segments_grow(context):
         pieces = format_memory(lacking.unused)
         yield f"next: {EXPANDABLE} (torch held {pieces} in pieces that were too small, more than was missing)"
     suggested = [*_suggested(context, lacking, foresee, room_at)] if found else []
