@@ -204,7 +204,7 @@ class Gpt(Net):
         qkv = tape.view(self.linear(f"{name}.qkv", self.entered(x)), batch, length, 3 * width, back="clone")
         shape = (batch, heads, length, width // heads)
         query, key, value = tape.split(qkv, [shape] * 3, "stack")
-        key, value = self.everywhere(key), self.everywhere(value)
+        key, value, mask = self.everywhere(key, heads), self.everywhere(value, heads), self.later(mask)
         mixed = tape.attention(query, key, value, causal=mask is None, dropout=self.settings["dropout"], given=mask)
         return self.linear(f"{name}.out", tape.view(mixed, batch, length, width))
 
@@ -322,7 +322,7 @@ class Llama(Net):
             k = self.heads(self.linear(f"{name}.k_proj", x), kv, head, back="clone")
             v = self.heads(self.linear(f"{name}.v_proj", x), kv, head)
         q, k = tape.rotate(q, *waves), tape.rotate(k, *waves)
-        k, v = self.everywhere(k), self.everywhere(v)
+        k, v, mask = self.everywhere(k, heads), self.everywhere(v, heads), self.later(mask)
         if joined := bool(self.settings.get("fused")):
             q, k = tape.joined([q], *q.shape), tape.joined([k], *k.shape)
         chance = self.settings.get("attention_dropout", 0.0)

@@ -292,17 +292,24 @@ class Net(ABC):
         return self.tape.view(x, x.shape[0], heads, x.shape[1], width, back=back)
 
     def apart(self) -> Tensor | None:
-        """The mask of samples of several texts, or in parts, a byte for each pair of places; None for others."""
+        """The mask of samples of several texts, a byte for each pair of places; None for others."""
         micro, part = self.rows
-        shape = (micro if self.wanted.packed else 1, 1, part, part * self.parts)
-        return self.tape.one("bitwise_and.Tensor", [], shape, 1) if self.wanted.packed or self.parts > 1 else None
+        shape = (micro, 1, part, part * self.parts)
+        return self.tape.one("bitwise_and.Tensor", [], shape, 1) if self.wanted.packed else None
 
-    def everywhere(self, keys: Tensor) -> Tensor:
-        """The keys, or values, of whole samples, of those of a part."""
+    def everywhere(self, keys: Tensor, heads: int) -> Tensor:
+        """Keys, or values, of whole samples, of those of a part. heads: of the queries, for which each is copied."""
         if self.parts == 1:
             return keys
-        batch, heads, part, width = keys.shape
-        return self.tape.gathered(keys, (batch, heads, part * self.parts, width))
+        batch, own, part, width = keys.shape
+        whole = self.tape.gathered(keys, (batch, own, part * self.parts, width))
+        return self.tape.copied(whole, batch, heads, part * self.parts, width) if own != heads else whole
+
+    def later(self, mask: Tensor | None) -> Tensor | None:
+        """The mask of a part's attention: torch makes one for a CPU, where nothing else says what comes later."""
+        if self.parts == 1 or mask is not None or self.tape.cuda:
+            return mask
+        return self.tape.one("tril", [], (self.part, self.part * self.parts), 1)
 
     def ids(self, *shape: int) -> Tensor:
         """Numbers of tokens, which the batch holds."""

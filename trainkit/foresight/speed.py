@@ -173,7 +173,9 @@ def between_copies(trace: Trace, run: Run, pace: Pace) -> float:
 def inside_blocks(trace: Trace, run: Run, pace: Pace) -> float:
     """Seconds in which blocks wait for sums over parts of matrices, for tokens at other ranks, and for their keys."""
     sharers = max((each.sharers for each in trace.parameters), default=1)
-    seconds = 0.0
+    # What is whole on each rank of a group has gradients that are averaged there, once a step.
+    alike = sum(4 * each.size / run.shards for each in trace.trained if each.parts == 1) if run.tensor > 1 else 0.0
+    seconds = 2 * (run.tensor - 1) / run.tensor * alike / _link(run, pace, run.tensor)
     # Of a sum each rank sends what it has twice; of the rest, once what belongs to others.
     for name, ranks, times in (
         ("all_reduce", run.tensor, 2),

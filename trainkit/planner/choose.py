@@ -109,12 +109,14 @@ def chosen_micro(context: Context, foresee: Foresee) -> Context:
 
 def _kinds(resolved: Resolved, plan: Plan) -> tuple[Sequence[Settings], Context]:
     """The strategies for the devices that there are, and the plan of the simplest."""
+    shared_out = getattr(getattr(resolved.recipe.model, "moe", None), "parallel", 1) > 1  # which fsdp alone does
+    several = [kind for kind in SEVERAL if kind["strategy.kind"] == "fsdp"] if shared_out else SEVERAL
     try:
-        base = plan(_settled(resolved, SEVERAL[0], ""))
+        base = plan(_settled(resolved, several[0], ""))
     except RecipeError:  # a device that takes one process
         return ONE[:1], plan(_settled(resolved, ONE[0], ""))
     if base.ranks > 1:
-        return SEVERAL, base
+        return several, base
     return ONE, plan(_settled(resolved, ONE[0], ""))
 
 

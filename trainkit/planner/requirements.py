@@ -16,6 +16,7 @@ from trainkit.metrics import METRICS
 from trainkit.optimizers import ON_DEEPSPEED, OPTIMIZERS, ZERO
 from trainkit.planner.techniques import value_of
 from trainkit.recipe.address import PACKAGES, scheme
+from trainkit.recipe.grid import grid_sizes
 from trainkit.recipe.schema import Fsdp, Image
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.tools.base.own_scripts import of_trl
@@ -168,6 +169,16 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement("pyarrow", "15", _builtin("data.kind", "dataset")),
     Requirement("transformers", "4.50", _builtin("model.kind", "hf")),
+    # before, models of folders are built whole
+    Requirement(
+        "transformers",
+        "5.10",
+        lambda c: (
+            "a model in parts over ranks"
+            if c.program == "builtin" and c.recipe.model.kind == "hf" and grid_sizes(c.recipe).divides_blocks
+            else ""
+        ),
+    ),
     Requirement("trl", "0.12", lambda c: f"program.module {c.recipe.program.module}" if of_trl(c) else ""),
     Requirement(
         "flash-attn",

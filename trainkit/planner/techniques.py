@@ -333,14 +333,14 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         "strategy.context: n",
-        "waits for the keys and values of n ranks in each block; attention computes all pairs, not half of them",
+        "waits for keys and values of n ranks in each block, and for the rank of the last part, which sees all of them",
         "activations of an n-th of each sample; keys and values of all of it in one block at a time",
         "samples are too long for a GPU, with gradient checkpointing already",
         in_force=lambda context: grid_sizes(context.recipe).context > 1,
     ),
     Technique(
         "model.moe.parallel: n",
-        "tokens go to the ranks of their experts and back; no experts' weights are gathered from these",
+        "tokens go to the ranks of their experts and back, in place of the experts' weights",
         "an n-th of the experts' whole weights while a block computes",
         "experts are most of a model",
         in_force=lambda context: grid_sizes(context.recipe).experts > 1,

@@ -92,6 +92,11 @@ def gather_from_ranks(value: Any, world: World) -> list[Any]:
     return values
 
 
+def agreed(value: Any, world: World) -> Any:
+    """Rank 0's value, where groups of ranks compute the same one each: its last bits may differ, and decide."""
+    return value if world.data is world else gather_from_ranks(value, world)[0]
+
+
 def barrier(world: World) -> None:
     """Wait for every rank."""
     sum_over_ranks([0], world)

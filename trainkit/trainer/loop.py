@@ -27,7 +27,7 @@ from trainkit.trainer.checkpoint.manifest import newest
 from trainkit.trainer.checkpoint.uploads import Uploads
 from trainkit.trainer.data.loader import training_batches
 from trainkit.trainer.data.source import Batch, bounds_of_micro, is_by_token
-from trainkit.trainer.distributed import sum_over_ranks, wait_for
+from trainkit.trainer.distributed import agreed, sum_over_ranks, wait_for
 from trainkit.trainer.metrics.memory_breakdown import memory_now
 from trainkit.trainer.metrics.speed import STRETCHES, DataWaiting, Totals, TrainingFlops, steady, timed, tokens_in
 from trainkit.trainer.metrics.writers import Metrics
@@ -203,7 +203,7 @@ def take_steps(parts: Parts, progress: TrainingProgress, metrics: Metrics, reque
             *counts, stop, end, save = sum_over_ranks(
                 [batch.counted, batch.targetless, batch.cut, batch.left_out, *requests.votes()], parts.world
             )
-            # Ranks that share out each matrix count the same samples.
+            # Ranks that share out matrices or samples count the same ones.
             targets, targetless, cut, left_out = (each * data.size // parts.world.size for each in counts)
             loss, norm = optimizer_step(parts, progress.step, batch, targets)
             computed = tokens_in(batch) * data.size
@@ -327,7 +327,9 @@ def seed_dropout(parts: Parts, step: int, index: int) -> None:
 
 def report_step(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Tensor | float, metrics: Metrics) -> None:
     """A metrics line for the step just done. TrainingError as of :func:`refuse_lost_run`."""
-    progress.loss = sum_over_ranks([float(loss)], parts.world.data)[0] / max(1, progress.step_tokens)
+    progress.loss = agreed(sum_over_ranks([float(loss)], parts.world.data)[0], parts.world) / max(
+        1, progress.step_tokens
+    )
     if progress.first_loss is None:
         progress.first_loss = progress.loss
     record = {
@@ -390,6 +392,7 @@ def evaluate(parts: Parts, progress: TrainingProgress, metrics: Metrics) -> None
                 f"{what}: {first_line(error)}", hint=f"lower {lower}{', or eval.tokens' if writes else ''}"
             ) from error
         seconds = round(time.monotonic() - began, 6)
+    found = agreed(found, parts.world)
     progress.improved = parts.best.note(progress.step, parts.evaluation.decisive(found))
     progress.eval_loss = found.pop(LOSS)
     progress.metrics = found
@@ -409,7 +412,7 @@ def save_checkpoint(
     if parts.checkpoints.root is None:
         log.warning("no checkpoint is saved: not every rank can see the run directory of rank 0")
         return
-    mean = sum_over_ranks([float(loss)], parts.world.data)[0] / max(1, progress.step_tokens)
+    mean = agreed(sum_over_ranks([float(loss)], parts.world.data)[0], parts.world) / max(1, progress.step_tokens)
     if not math.isfinite(mean) and parts.settings.dtype == "fp16":
         # Loss scaling may skip this step: the run goes on, without a checkpoint of the step.
         if parts.world.rank == 0:

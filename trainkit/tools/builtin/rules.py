@@ -5,7 +5,7 @@ None of them asks which kind of program runs: the planner asks them where the bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.data.formats import is_packed_stream, packing_of
@@ -19,7 +19,7 @@ from trainkit.machine.facts import Gpu
 from trainkit.metrics import METRICS, metrics_of
 from trainkit.optimizers import MOMENTS, OPTIMIZERS, ZERO, optimizer
 from trainkit.recipe.grid import HYBRID, grid_sizes
-from trainkit.recipe.schema import DatasetData, GptModel, HfModel, Moe
+from trainkit.recipe.schema import DatasetData, Fsdp, GptModel, HfModel, Moe
 from trainkit.recipe.schema.model import quantized_bits
 from trainkit.schedulers.registry import SCHEDULERS, cores_of_node
 from trainkit.tasks import CAUSAL
@@ -96,6 +96,31 @@ def _model_settings(c: Context) -> Mapping[str, Any]:
     return {**usual.get(c.model_type, {}), **given, **dict(c.recipe.model)}
 
 
+def _draws(c: Context) -> bool:
+    """Whether training draws dropout masks, as far as is known."""
+    chances = {name: each for name, each in _model_settings(c).items() if "drop" in name}
+    return any(isinstance(each, float) and each > 0 for each in chances.values()) or c.recipe.peft.dropout > 0
+
+
+def _drawing(name: str) -> Callable[[Context], bool]:
+    """Asks whether a setting of the strategy divides what dropout masks are drawn for."""
+
+    def asks(c: Context) -> bool:
+        return getattr(c.recipe.strategy, name, 1) > 1 and _draws(c)
+
+    return asks
+
+
+def _uneven(name: str) -> Callable[[Context], bool]:
+    """Asks whether a setting of the strategy is one of those that do not divide the ranks together."""
+
+    def asks(c: Context) -> bool:
+        sizes = grid_sizes(c.recipe)
+        return getattr(c.recipe.strategy, name, 1) not in (None, 1) and c.ranks % (sizes.copies * sizes.alike) > 0
+
+    return asks
+
+
 def _has_window(c: Context) -> bool:
     """Whether attention looks at some tokens alone."""
     settings = _model_settings(c)
@@ -117,11 +142,14 @@ GRID: tuple[PlanRule, ...] = (
         "full_shard and shard_grad_op keep one copy of the model, over all ranks",
         "strategy.sharding: hybrid_shard, or leave strategy.replicate out",
     ),
-    incompatible(
-        "strategy.replicate",
-        lambda c: c.ranks % (grid_sizes(c.recipe).copies * grid_sizes(c.recipe).alike),
-        "copies of the model, and the parts of its matrices and of samples, have as many ranks each",
-        "strategy.replicate, tensor and context whose product divides the number of processes",
+    *(
+        incompatible(
+            f"strategy.{name}",
+            _uneven(name),
+            "copies of the model, and parts of its matrices and of samples, have as many ranks each",
+            "strategy.replicate, tensor and context whose product divides the number of processes",
+        )
+        for name in ("replicate", "tensor", "context")
     ),
     incompatible(
         "model.moe.parallel",
@@ -153,11 +181,14 @@ GRID: tuple[PlanRule, ...] = (
         "each rank has as many heads, and as much of the feed-forward layer, as the others",
         f"strategy.tensor that divides {', '.join(DIVIDED)}",
     ),
-    incompatible(
-        "strategy.tensor",
-        lambda c: grid_sizes(c.recipe).alike > 1 and getattr(c.recipe.model, "dropout", 0),
-        "ranks that have some heads, or some tokens, each would draw other masks than one that has all",
-        "model.dropout: 0, or strategy.tensor: 1 and strategy.context: 1",
+    *(
+        incompatible(
+            f"strategy.{name}",
+            _drawing(name),
+            "ranks that have some heads, or some tokens, each would draw other masks than one that has all",
+            f"dropout of 0 (of the model, its config and peft), or strategy.{name}: 1",
+        )
+        for name in ("tensor", "context")
     ),
     incompatible(
         "strategy.context",
@@ -638,9 +669,11 @@ def _up(size: int, multiple: int) -> int:
 
 
 def one_copy(c: Context) -> Iterator[Diagnostic]:
-    """hybrid_shard where there is one node, as in a recipe for several."""
-    if _hybrid(c) and grid_sizes(c.recipe).copies == 1:
-        what = "strategy.sharding: hybrid_shard keeps one copy of the model on one node, as full_shard does"
+    """Hybrid sharding where there is one node, as in a recipe for several."""
+    asked = c.recipe.strategy
+    if isinstance(asked, Fsdp) and asked.sharding in HYBRID and asked.replicate == c.topology.nodes == 1:
+        plain = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op"}[asked.sharding]
+        what = f"strategy.sharding: {asked.sharding} keeps one copy of the model on one node, as {plain} does"
         yield note(what, "set strategy.replicate for copies inside a node")
 
 

@@ -23,14 +23,13 @@ class TensorPlan:
     """How the blocks of a model are divided over ranks, by the last part of the names of their modules.
 
     columns: linear layers that are divided by outputs, with the number of layers that lie behind one another in each.
-    rows: those divided by inputs. entries: what holds divided layers, from what they read to their sum. sums: what is
-    whole on each rank, and is used there for a part alone.
+    rows: those divided by inputs. entries: what holds divided layers, from what they read to their sum; whatever else
+    has parameters in there (norms of single heads) is whole on each rank, and used for its part alone.
     """
 
     columns: Mapping[str, int]
     rows: Set[str]
     entries: Set[str]
-    sums: Set[str] = frozenset()
 
 
 class Model(nn.Module):

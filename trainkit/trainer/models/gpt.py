@@ -37,7 +37,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(batch, length, 3, -1, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         if self.parts is not None:
-            key, value = self.parts.gathered(key), self.parts.gathered(value)
+            key, value, mask = self.parts.attended(key, value, mask)
         dropout = self.dropout if self.training else 0.0
         if self.fused:  # memory grows with the length, not with its square (FlashAttention)
             mixed = functional.scaled_dot_product_attention(
@@ -154,7 +154,7 @@ class Gpt(Model):
         """
         mask, length, parts = None, tokens.shape[1], self.parts
         if parts is not None:
-            mask = parts.mask(length, position_ids, tokens.device)
+            mask = parts.mask(length, position_ids)
             places = torch.arange(length, device=tokens.device)[None] if position_ids is None else position_ids
             places, tokens = parts.own(places), parts.own(tokens)
             targets = None if targets is None else parts.own_targets(targets)

@@ -28,7 +28,7 @@ from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.text import join_names
 from trainkit.trainer.models.base import Remarks, TensorPlan, Wrapped, blocks_of, cast_weights
-from trainkit.trainer.models.losses import linear_cross_entropy
+from trainkit.trainer.models.losses import in_32_bits, linear_cross_entropy
 from trainkit.trainer.models.moe import routers_loss, routers_of
 from trainkit.trainer.models.quantized import (
     as_plain,
@@ -117,13 +117,11 @@ class Transformer(Wrapped):
         plan: Mapping[str, str] = getattr(self.inner.config, "base_model_tp_plan", None) or {}
         if not plan or set(plan.values()) - {"colwise", "rowwise", "replicated_with_grad_allreduce"}:
             return None
-        ends: dict[str, set[str]] = {}
-        for place, style in plan.items():
-            ends.setdefault(style, set()).add(place.rpartition(".")[2])
-        entries = {place.split(".")[-2] for place, style in plan.items() if style == "colwise"}
-        # Norms of single heads; transformers 4 does not name them.
-        sums = ends.get("replicated_with_grad_allreduce", set()) | {"q_norm", "k_norm"}
-        return TensorPlan(dict.fromkeys(ends["colwise"], 1), ends["rowwise"], entries, sums)
+        columns, rows = ([each for each, style in plan.items() if style == word] for word in ("colwise", "rowwise"))
+        entries = {place.split(".")[-2] for place in columns}
+        return TensorPlan(
+            {place.rpartition(".")[2]: 1 for place in columns}, {place.rpartition(".")[2] for place in rows}, entries
+        )
 
     def divide_samples(self, parts: SampleParts) -> None:
         """Through an attention of its own, around sdpa's; transformers takes a mask of four dimensions as it is."""
@@ -138,7 +136,7 @@ class Transformer(Wrapped):
 
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
             if mask is not None and mask.shape[-1] != key.shape[2]:  # else the model writes a text, on each rank
-                key, value = parts.gathered(key), parts.gathered(value)
+                key, value, mask = parts.attended(key, value, mask if mask.shape[-1] > 1 else None)
             return sdpa_attention_forward(module, query, key, value, mask, **options)
 
         AttentionInterface.register(ATTENTION_OF_PARTS, attend)
@@ -177,7 +175,9 @@ class Transformer(Wrapped):
 
     def _of_part(self, parts: SampleParts, tokens: Tensor, targets: Tensor | None, **more: Tensor) -> Tensor:
         length, places = tokens.shape[1], more.pop("position_ids", None)
-        more["attention_mask"] = parts.mask(length, places, tokens.device)
+        mask = parts.mask(length, places)
+        # In place of none one that no mask looks like: transformers would make its own.
+        more["attention_mask"] = tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask
         if places is None:
             places = torch.arange(length, device=tokens.device)[None]
         more["position_ids"], tokens = parts.own(places), parts.own(tokens)
@@ -199,7 +199,7 @@ class Transformer(Wrapped):
             if self.loss_function is not None:
                 loss = self.loss_function(outputs, inputs)
             else:
-                logits = outputs.logits.flatten(0, -2).float()
+                logits = in_32_bits(outputs.logits.flatten(0, -2))
                 loss = functional.cross_entropy(logits, truth.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
         if self.routers is None or not self.training:  # evaluation counts predictions only
             return cast("Tensor", loss)

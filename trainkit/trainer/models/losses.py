@@ -41,12 +41,16 @@ def linear_cross_entropy(
     # Gradients of fp16 are scaled before they are rounded, by a scale that forward does not know.
     if not large or asked == torch.float16:
         logits = functional.linear(rows, weight, bias)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+        return functional.cross_entropy(in_32_bits(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     with without_autocast(hidden):
         cast = [each if each is None else each.to(asked) for each in (rows, weight, bias)]
         loss: Tensor = _Chunked.apply(*cast, targets)  # type: ignore[no-untyped-call]
     return loss
+
+
+def in_32_bits(values: Tensor) -> Tensor:
+    """The same in 32 bits at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _counted(rows: Tensor, targets: Tensor, at_most: int) -> tuple[Tensor, Tensor]:

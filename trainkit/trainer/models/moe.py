@@ -13,6 +13,7 @@ from torch.nn import functional
 from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Moe
+from trainkit.trainer.models.losses import in_32_bits
 
 # Plain tuples: the hooks of FSDP, DDP and ZeRO look for tensors in these, not in classes of ours.
 Routing = Sequence[Tensor]  # balance loss (batch,), z-loss (batch, sequence), tokens of each expert (experts,)
@@ -54,9 +55,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Routed:
         """(batch, sequence, width) -> the same shape, and what :data:`Routing` holds."""
-        logits = self.router(x)
-        # The softmax over experts is unstable in 16 bits (Switch, section 2.4).
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = in_32_bits(self.router(x))  # the softmax over experts is unstable in 16 bits (Switch, section 2.4)
         probabilities = logits.softmax(dim=-1)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
         # The one weight of top-1 stays as it is (Switch): divided by itself, it would teach the router nothing.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainkit.recipe.grid import GridSizes, grid_sizes
 from trainkit.recipe.schema import Recipe
@@ -40,17 +42,16 @@ def arranged(world: World, recipe: Recipe, device: torch.device) -> World:
     if not sizes.several:
         return world
     shards = world.size // (sizes.copies * sizes.tensor)
-    whole = init_device_mesh(
-        device.type, (sizes.copies, shards, sizes.tensor), mesh_dim_names=("copies", "shards", "tensor")
-    )
+    timeout = timedelta(seconds=recipe.hang.collective_seconds)
+    whole = _mesh(device, timeout, copies=sizes.copies, shards=shards, tensor=sizes.tensor)
     split, near = whole, max(sizes.experts, sizes.context)
     if near > 1:
-        shape = (sizes.copies, shards // near, near, sizes.tensor)
-        split = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards", "near", "tensor"))
+        split = _mesh(device, timeout, copies=sizes.copies, shards=shards // near, near=near, tensor=sizes.tensor)
     data = None
     if sizes.alike > 1:
+        # Each rank is in one of them: where others make a group, torch has it take part.
         columns = [[*range(place, world.size, sizes.alike)] for place in range(sizes.alike)]
-        data, _ = dist.new_subgroups_by_enumeration(columns, backend="gloo")  # type: ignore[no-untyped-call]
+        data, _ = dist.new_subgroups_by_enumeration(columns, timeout, backend="gloo")  # type: ignore[no-untyped-call]
     names = ("copies", "shards") if sizes.copies > 1 else ("shards",)
     grid = Grid(
         sizes,
@@ -62,6 +63,14 @@ def arranged(world: World, recipe: Recipe, device: torch.device) -> World:
         data=data,
     )
     return replace(world, grid=grid)
+
+
+def _mesh(device: torch.device, timeout: timedelta, **sizes: int) -> DeviceMesh:
+    """Ranks in named dimensions, each with a group whose collectives have this timeout."""
+    mesh = init_device_mesh(device.type, (*sizes.values(),), mesh_dim_names=(*sizes,))
+    for name in sizes:
+        _set_pg_timeout(timeout, mesh.get_group(name))  # a mesh is not told one, and takes torch's own
+    return mesh
 
 
 @dataclass(frozen=True, slots=True)

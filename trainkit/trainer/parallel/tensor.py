@@ -63,9 +63,9 @@ def divide_blocks(model: Model, group: Any) -> tuple[dict[str, Cut], set[str]]:
     gradients are parts of a sum.
     """
     plan = model.tensor_plan()
-    if plan is None or model.stochastic:
-        why = "its dropout would draw other masks than on one rank" if plan else "it brings no plan for that"
-        raise TrainingError(f"strategy.tensor: the model cannot be divided, for {why}", hint="set strategy.tensor to 1")
+    if plan is None:
+        why = "strategy.tensor: the model brings no plan by which it could be divided"
+        raise TrainingError(why, hint="set strategy.tensor to 1")
     index, of = group.rank(), group.size()
     inside = {module for block in model.blocks for module in block.modules()}
     cuts: dict[str, Cut] = {}
@@ -76,8 +76,11 @@ def divide_blocks(model: Model, group: Any) -> tuple[dict[str, Cut], set[str]]:
             continue
         if name in plan.entries:
             module.register_forward_pre_hook(partial(_enter, group=group), with_kwargs=True)
-        if name in plan.sums:
-            partial_sums |= {f"{place}.{key}" for key, _ in module.named_parameters()}
+            partial_sums |= {
+                f"{place}.{key}"
+                for key, _ in module.named_parameters()
+                if not {*plan.columns, *plan.rows} & set(f"{place}.{key}".split("."))
+            }
         if name in plan.columns:
             cut = Cut(0, index, of, plan.columns[name])
             cuts |= {f"{place}.{key}": cut for key in _cut(module, cut, "weight", "bias")}
@@ -134,7 +137,7 @@ def _through_ranks(experts: Callable[[Tensor, Tensor], Tensor], group: Any, rows
     own = len(counts) // ranks
     # From each rank for each of this one's experts.
     come = _there(collectives.all_to_all_single(counts, None, None, group))
-    sends, receives = (each.view(ranks, own).sum(dim=1).tolist() for each in (counts, come))
+    sends, receives = torch.stack((counts, come)).view(2, ranks, own).sum(dim=2).tolist()
     arrived = collectives.all_to_all_single_autograd(rows, receives, sends, group)
     # They arrive by rank and then by expert.
     of = torch.arange(own, device=rows.device).repeat(ranks).repeat_interleave(come, output_size=sum(receives))
