@@ -26,7 +26,7 @@ from trainkit.recipe.schema import Fsdp as FsdpSettings
 from trainkit.trainer.checkpoint.pieces import Box, Pieces
 from trainkit.trainer.metrics.memory_breakdown import local
 from trainkit.trainer.models.base import Model, entries
-from trainkit.trainer.models.moe import Experts, MixtureOfExperts
+from trainkit.trainer.models.moe import Experts
 from trainkit.trainer.models.quantized import is_quantized, quantize_later
 from trainkit.trainer.models.sample_parts import SampleParts
 from trainkit.trainer.models.weights import Slices, as_slice, gathered, slice_in
@@ -55,36 +55,19 @@ class Fsdp(Engine):
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         slices = model.slices
         named = {name: each for name, each in model.named_parameters() if slices is not None and each in slices}
-        self._cuts: dict[str, Cut] = {}
-        sums: set[str] = set()
+        self._cuts, sums = divided(model, grid) if grid else ({}, frozenset())
         # Full sharding gathers again for the backward pass; `shard_grad_op` keeps what it has gathered.
         frees = asked.sharding in ("full_shard", "hybrid_shard")
-        if grid and grid.sizes.alike > 1 and model.stochastic:
-            why = "the model draws dropout masks, which parts of heads or of samples would draw otherwise"
-            raise TrainingError(f"strategy.tensor, strategy.context: {why}", hint="set its dropout to 0")
-        if grid and grid.tensor:
-            self._cuts, sums = divide_blocks(model, grid.tensor)
-        if grid and grid.experts:
-            self._cuts |= share_out_experts(model, grid.experts)
         units = [*WRAPPING[asked.auto_wrap](model, asked)]
         if grid and grid.experts:
-            for experts in [each.experts for each in model.modules() if isinstance(each, MixtureOfExperts)]:
+            for experts in [each for each in model.modules() if isinstance(each, Experts)]:
                 apart = {**options, "mesh": grid.expert_shards}
                 fully_shard(experts, reshard_after_forward=frees, shard_placement_fn=_by_width(grid), **apart)
-        if grid and grid.context:
-            model.divide_samples(SampleParts(grid.context))
         for unit in units:
             if not isinstance(unit, FSDPModule):  # as experts are by now
                 fully_shard(unit, reshard_after_forward=frees, **options)
         if asked.prefetch > 1:  # 1 is what FSDP2 does by itself
-            # In the order of the forward pass: the next units' shards are gathered while one computes.
-            every: list[Any] = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
-            # Experts have none: theirs are gathered with their block's, and inside it is computed again in backward.
-            chain = [unit for unit in every if not isinstance(unit, Experts)]
-            for index, unit in enumerate(chain):
-                own = [each for each in unit.modules() if isinstance(each, Experts) and each in every]
-                unit.set_modules_to_forward_prefetch([*own, *chain[index + 1 : index + 1 + asked.prefetch]])
-                unit.set_modules_to_backward_prefetch([*own, *chain[max(0, index - asked.prefetch) : index][::-1]])
+            gather_ahead(model, asked.prefetch)
         if "mp_policy" in options:  # what leaves the model is fp32; what passes between blocks stays in their format
             options["mp_policy"] = dataclasses.replace(options["mp_policy"], output_dtype=torch.float32)
         # Last: the outermost unit takes what the units inside have left (fully_shard: bottom-up).
@@ -153,9 +136,36 @@ class Fsdp(Engine):
         return nullcontext()
 
 
-def _layout(divided: Any) -> tuple[Any, ...]:
+def divided(model: Model, grid: Grid) -> tuple[dict[str, Cut], Set[str]]:
+    """Have a rank compute its part of a model's blocks and samples. TrainingError where that is not known.
+
+    Returns how parameters are cut, and which are whole but used for a part alone (:func:`divide_blocks`).
+    """
+    if grid.sizes.alike > 1 and model.stochastic:
+        why = "the model draws dropout masks, which parts of heads or of samples would draw otherwise"
+        raise TrainingError(f"strategy.tensor, strategy.context: {why}", hint="set its dropout to 0")
+    cuts, sums = divide_blocks(model, grid.tensor) if grid.tensor else ({}, set())
+    if grid.experts:
+        cuts |= share_out_experts(model, grid.experts)
+    if grid.context:
+        model.divide_samples(SampleParts(grid.context))
+    return cuts, sums
+
+
+def gather_ahead(model: nn.Module, count: int) -> None:
+    """In the order of the forward pass: the shards of so many following units are gathered while one computes."""
+    every: list[Any] = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+    # Experts gather nothing ahead: theirs are gathered with their block's, which may be computed again in backward.
+    chain = [unit for unit in every if not isinstance(unit, Experts)]
+    for index, unit in enumerate(chain):
+        own = [each for each in unit.modules() if isinstance(each, Experts) and each in every]
+        unit.set_modules_to_forward_prefetch([*own, *chain[index + 1 : index + 1 + count]])
+        unit.set_modules_to_backward_prefetch([*own, *chain[max(0, index - count) : index][::-1]])
+
+
+def _layout(tensor: Any) -> tuple[Any, ...]:
     """All that decides which values a rank has."""
-    return divided.shape, divided.placements, divided.device_mesh.shape
+    return tensor.shape, tensor.placements, tensor.device_mesh.shape
 
 
 def _by_width(grid: Grid) -> Callable[[nn.Parameter], Shard | None]:
