@@ -116,7 +116,10 @@ def test_the_recipe_of_a_file_has_the_losses_of_trl(
     made = trainkit("import", f"{name}.yaml", "--output", recipe)
     assert made.returncode == 0, made.stderr
     held = (f"data.validation_path=held-{rows}.jsonl", "data.validation_fraction=0.05")  # so that no row is left out
-    done = trainkit("run", recipe, f"name={name}", "nodes.processes_per_node=1", *held, *CHANGED.get(name, []))
+    # trainkit draws each adapter by its name.
+    start = [f"peft.path={name}.yaml.adapters"] if "use_peft" in VARIANTS[name] else []
+    more = (*held, *start, *CHANGED.get(name, []))
+    done = trainkit("run", recipe, f"name={name}", "nodes.processes_per_node=1", *more)
     assert done.returncode == 0, done.stderr
     (metrics,) = trained.glob(f"runs/{name}/*/metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -1,4 +1,7 @@
-"""Train the files of `trl sft` that are named, one after another, and write each one's losses to FILE.losses."""
+"""Train the files of `trl sft` that are named, one after another; each one's losses go to FILE.losses.
+
+Adapters are written to FILE.adapters as they are before the first step.
+"""
 
 import json
 import sys
@@ -14,6 +17,11 @@ FOUND: dict[int, float] = {}
 
 class Losses(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Keeps the losses with all their digits."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Trainer is about to begin."""
+        if hasattr(model, "peft_config"):
+            model.save_pretrained(f"{name}.adapters")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Trainer has logged."""
