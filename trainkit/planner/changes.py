@@ -13,6 +13,7 @@ from trainkit.launch_plan.model import Foresight
 from trainkit.lazy import call, load
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.rules import compatibility_rules
+from trainkit.recipe.grid import grid_sizes
 from trainkit.recipe.schema import HfModel, Recipe
 from trainkit.rule import check
 from trainkit.text import join_names
@@ -73,7 +74,19 @@ def with_settings(context: Context, settings: Settings) -> Context:
     recipe = Recipe.model_validate(sections)
     dtype = settings.get("precision.dtype", context.dtype)
     other = replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch, dtype=dtype)
-    return _on_nodes(other, settings["nodes.count"]) if "nodes.count" in settings else other
+    return _on_nodes(other, settings["nodes.count"]) if "nodes.count" in settings else _in_groups(other, context)
+
+
+def _in_groups(context: Context, before: Context) -> Context:
+    """The same plan with the groups of ranks that compute the same samples. ValueError where the batch has no share."""
+    sizes = [grid_sizes(each.recipe).alike for each in (context, before)]
+    batch, ranks = context.batch, context.topology.world_size // sizes[0]
+    if sizes[0] == sizes[1] or not batch.global_ or not batch.micro:
+        return context
+    accumulation, rest = divmod(batch.global_, batch.micro * max(1, ranks))
+    if rest or not ranks:
+        raise ValueError(f"{batch.global_} samples are no multiple of {ranks} micro batches of {batch.micro}")
+    return replace(context, batch=replace(batch, ranks=ranks, accumulation=accumulation))
 
 
 def _on_nodes(context: Context, count: int) -> Context:
@@ -81,6 +94,7 @@ def _on_nodes(context: Context, count: int) -> Context:
     (group,) = context.topology.groups
     topology = replace(context.topology, groups=(replace(group, count=count),))
     batch, ranks = context.batch, topology.world_size
+    ranks //= grid_sizes(context.recipe).alike
     accumulation = batch.global_ // (batch.micro * ranks) if batch.global_ and batch.micro else batch.accumulation
     launcher = choose_launcher(context.recipe, topology).kind
     solved = replace(batch, ranks=ranks, accumulation=accumulation)
@@ -122,6 +136,9 @@ def _candidates(context: Context) -> Iterator[Change]:
             yield Change({"strategy.reduce_gradients": "each_micro_step"}, costs="more traffic")
         else:
             yield Change({"strategy.reduce_gradients": "once"}, costs="whole gradients on each rank, less traffic")
+    parts = max((each for each in (2, 4, 8) if context.processes % each == 0), default=1)
+    if strategy == "fsdp" and context.program == "builtin" and parts > 1 == grid_sizes(recipe).context:
+        yield Change({"strategy.context": parts}, costs="waits for others' keys and values")
     if context.ranks > 1:
         for kind in ("zero2", "fsdp", "zero3"):
             if kind != strategy and not (strategy in ("fsdp", "zero3") and kind == "zero2"):
