@@ -75,17 +75,19 @@ def test_exported_weights_have_the_evaluation_loss_of_the_run(
 def test_half_precision_under_zero_is_exported_from_its_32_bit_weights(
     name: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
-    """At stage 1 DeepSpeed has an optimizer of its own for bf16, which its own reader of checkpoints does not know."""
-    case = CASES[name].changed(**{**CHANGES, **changes, "precision": {"dtype": "bf16"}})
-    run_case(tmp_path / "run", case, corpus)
-    saved = tmp_path / "run/checkpoints/step-00000004"
-    weights = trained_model(saved)[0].state_dict()
-    (file,) = (saved / "zero").glob("mp_rank_*_model_states.pt")
-    half: dict[str, torch.Tensor] = torch.load(file, weights_only=False)["module"]
-    adapters = {key for key in weights if "lora_" in key}  # which are saved without the model that they are beside
-    assert half.keys() == (adapters or weights.keys())
-    assert all(torch.equal(weights[key].to(half[key].dtype), half[key]) for key in half)
-    assert any(not torch.equal(weights[key], half[key].float()) for key in half)
+    """The model that was trained and evaluated is these weights, rounded."""
+    changed = {**CHANGES, **changes, "precision": {"dtype": "bf16"}}
+    curve = run_case(tmp_path / "run", CASES[name].changed(**changed), corpus)
+    model = trained_model(tmp_path / "run/checkpoints/step-00000004")[0]
+    trained = [each for each in model.parameters() if each.requires_grad]
+    assert {each.dtype for each in trained} == {torch.float32}
+    assert any(not torch.equal(each, each.bfloat16().float()) for each in trained)
+    settings = read_settings(write_settings(tmp_path / "alone", CASES["single"].changed(**CHANGES), corpus))
+    parts = assemble(settings, World(), torch.device("cpu"))
+    parts.strategy.model.forward = model.bfloat16().eval().forward
+    assert parts.evaluation.measured(parts.strategy, parts.eval_autocast)["loss"] == pytest.approx(
+        curve.eval_losses[4], rel=1e-6
+    )
 
 
 def test_a_run_is_exported_by_its_name_and_never_over_what_is_there(
