@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import RecipeError
 from trainkit.foresight.estimate import Foresee
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Foresight
+from trainkit.launch_plan.model import BatchArithmetic, Foresight
 from trainkit.lazy import call, load
 from trainkit.optimizers import OPTIMIZERS
 from trainkit.planner.rules import compatibility_rules
@@ -74,31 +74,22 @@ def with_settings(context: Context, settings: Settings) -> Context:
     recipe = Recipe.model_validate(sections)
     dtype = settings.get("precision.dtype", context.dtype)
     other = replace(context, resolved=replace(context.resolved, recipe=recipe), batch=batch, dtype=dtype)
-    return _on_nodes(other, settings["nodes.count"]) if "nodes.count" in settings else _in_groups(other, context)
+    if "nodes.count" in settings:
+        (group,) = other.topology.groups
+        topology = replace(other.topology, groups=(replace(group, count=settings["nodes.count"]),))
+        other = replace(other, topology=topology, launcher=choose_launcher(recipe, topology).kind)
+    return replace(other, batch=_spread(other))
 
 
-def _in_groups(context: Context, before: Context) -> Context:
-    """The same plan with the groups of ranks that compute the same samples. ValueError where the batch has no share."""
-    sizes = [grid_sizes(each.recipe).alike for each in (context, before)]
-    batch, ranks = context.batch, context.topology.world_size // sizes[0]
-    if sizes[0] == sizes[1] or not batch.global_ or not batch.micro:
-        return context
+def _spread(context: Context) -> BatchArithmetic:
+    """The same global batch over the ranks that have samples of their own. ValueError where it has no share of each."""
+    batch, ranks = context.batch, context.topology.world_size // grid_sizes(context.recipe).alike
+    if ranks == batch.ranks or not (batch.global_ and batch.micro):
+        return replace(batch, ranks=ranks)
     accumulation, rest = divmod(batch.global_, batch.micro * max(1, ranks))
     if rest or not ranks:
         raise ValueError(f"{batch.global_} samples are no multiple of {ranks} micro batches of {batch.micro}")
-    return replace(context, batch=replace(batch, ranks=ranks, accumulation=accumulation))
-
-
-def _on_nodes(context: Context, count: int) -> Context:
-    """The same plan on so many nodes, the global batch unchanged."""
-    (group,) = context.topology.groups
-    topology = replace(context.topology, groups=(replace(group, count=count),))
-    batch, ranks = context.batch, topology.world_size
-    ranks //= grid_sizes(context.recipe).alike
-    accumulation = batch.global_ // (batch.micro * ranks) if batch.global_ and batch.micro else batch.accumulation
-    launcher = choose_launcher(context.recipe, topology).kind
-    solved = replace(batch, ranks=ranks, accumulation=accumulation)
-    return replace(context, topology=topology, batch=solved, launcher=launcher)
+    return replace(batch, ranks=ranks, accumulation=accumulation)
 
 
 def candidates(context: Context) -> Iterator[Change]:
@@ -293,8 +284,8 @@ def on_more_nodes(context: Context, foresee: Foresee) -> Changed | None:
         return None
     if not (batch.global_ and batch.micro):
         return None
-    counts: list[int] = []
-    while batch.global_ % (batch.micro * context.processes * nodes * 2) == 0:
+    counts, alike = list[int](), grid_sizes(context.recipe).alike
+    while batch.global_ * alike % (batch.micro * context.processes * nodes * 2) == 0:
         counts.append(nodes := nodes * 2)
     best: Changed | None = None
     low, high = 0, len(counts) - 1

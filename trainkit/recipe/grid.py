@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from trainkit.recipe.schema import Fsdp, GptModel, Recipe
 from trainkit.text import pluralize
 
+HYBRID = ("hybrid_shard", "hybrid_shard_zero2")  # of strategy.sharding
+
 
 @dataclass(frozen=True, slots=True)
 class GridSizes:
@@ -37,6 +39,7 @@ class GridSizes:
 
     @property
     def several(self) -> bool:
+        """Whether ranks have more dimensions than that of shards."""
         return self != GridSizes()
 
 
@@ -48,6 +51,3 @@ def grid_sizes(recipe: Recipe) -> GridSizes:
     copies = (asked.replicate or 1) if asked.sharding in HYBRID else 1
     experts = model.moe.parallel if isinstance(model, GptModel) else 1
     return GridSizes(copies, experts, asked.context, asked.tensor)
-
-
-HYBRID = ("hybrid_shard", "hybrid_shard_zero2")  # of strategy.sharding

@@ -13,6 +13,7 @@ from trainkit.errors import Diagnostic, Origin, note
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.rules import unsupported
 from trainkit.recipe.assignment import Assignment
+from trainkit.recipe.grid import HYBRID
 from trainkit.recipe.schema import Fsdp
 from trainkit.recipe.suggestions import did_you_mean
 from trainkit.tools.base.fields import UNSET, Field, Settings, Unsupported, boolean, chosen, setting
@@ -39,7 +40,7 @@ FIRST_VERSION: Mapping[str, object] = {
 }
 SHARDING = ("full_shard", "shard_grad_op")
 # of version 1 alone, where torch itself makes the groups of ranks (FullyShardedDataParallel, process_group)
-FIRST_SHARDING = ("hybrid_shard", "hybrid_shard_zero2", "no_shard")
+FIRST_SHARDING = (*HYBRID, "no_shard")
 # torch.distributed.fsdp.ShardingStrategy by number, as accelerate's file may have it
 _NUMBERS = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
 

@@ -85,11 +85,14 @@ class Fsdp(Engine):
     def _sort_parameters(self, grid: Grid, sums: Set[str]) -> None:
         """By what the ranks have of them: parts of matrices, experts, or the same."""
         trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
-        stacks = [each for name, each in trained.items() if name in self._cuts and ".experts." in name]
-        parts = [each for name, each in trained.items() if name in self._cuts and ".experts." not in name]
+        cut = {name: self._cuts[name].group for name in trained.keys() & self._cuts.keys()}
+        stacks, parts = (
+            [each for name, each in trained.items() if group is not None and cut.get(name) is group]
+            for group in (grid.experts, grid.tensor)
+        )
         apart = {*stacks, *parts}
         same = [each for each in self._parameters if each not in apart]
-        self._experts = stacks if grid.experts else []
+        self._experts = stacks
         if grid.tensor:
             self._sums = [each for name, each in trained.items() if name in sums]
             self._alike = [each for each in self._parameters if each not in {*parts, *self._sums}]

@@ -75,15 +75,19 @@ def _mesh(device: torch.device, timeout: timedelta, **sizes: int) -> DeviceMesh:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One of `of` equal parts of a parameter along a dimension, which a rank has before it is sharded.
+    """Equal parts of a parameter along a dimension, one on each rank of a group, before it is sharded.
 
-    layers: how many layers lie behind one another there, of each of which the part has its share.
+    layers: how many layers lie behind one another there, of each of which a part has its share.
     """
 
+    group: Any
     dimension: int
-    index: int
-    of: int
     layers: int = 1
+
+    @property
+    def of(self) -> int:
+        """How many parts there are."""
+        return int(self.group.size())
 
     def shape(self, whole: Sequence[int]) -> list[int]:
         """The part's."""
@@ -98,5 +102,5 @@ class Cut:
         while start < stop:
             layer, within = divmod(start, share)
             size = min(stop - start, share - within)
-            yield start - (stop - length), (layer * self.of + self.index) * share + within, size
+            yield start - (stop - length), (layer * self.of + self.group.rank()) * share + within, size
             start += size

@@ -66,7 +66,6 @@ def divide_blocks(model: Model, group: Any) -> tuple[dict[str, Cut], set[str]]:
     if plan is None:
         why = "strategy.tensor: the model brings no plan by which it could be divided"
         raise TrainingError(why, hint="set strategy.tensor to 1")
-    index, of = group.rank(), group.size()
     inside = {module for block in model.blocks for module in block.modules()}
     cuts: dict[str, Cut] = {}
     partial_sums: set[str] = set()
@@ -82,10 +81,10 @@ def divide_blocks(model: Model, group: Any) -> tuple[dict[str, Cut], set[str]]:
                 if not {*plan.columns, *plan.rows} & set(f"{place}.{key}".split("."))
             }
         if name in plan.columns:
-            cut = Cut(0, index, of, plan.columns[name])
+            cut = Cut(group, 0, plan.columns[name])
             cuts |= {f"{place}.{key}": cut for key in _cut(module, cut, "weight", "bias")}
         if name in plan.rows:
-            cuts |= {f"{place}.{key}": Cut(1, index, of) for key in _cut(module, Cut(1, index, of), "weight")}
+            cuts |= {f"{place}.{key}": Cut(group, 1) for key in _cut(module, Cut(group, 1), "weight")}
             module.forward = partial(_sum_of_parts, module, group)
     return cuts, partial_sums
 
@@ -125,7 +124,7 @@ def share_out_experts(model: Model, group: Any) -> dict[str, Cut]:
     cuts: dict[str, Cut] = {}
     for place, module in model.named_modules():
         if isinstance(module, MixtureOfExperts):
-            cut = Cut(0, group.rank(), group.size())
+            cut = Cut(group, 0)
             cuts |= {f"{place}.experts.{key}": cut for key in _cut(module.experts, cut, "up", "down")}
             module.on_ranks = partial(_through_ranks, module.experts, group)
     return cuts
