@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "estimate": ("estimate:estimate", LaunchCommand, "RECIPE [OVERRIDE]..."),
     "submit": ("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
     "status": ("jobs:status", Command, ""),
+    "watch": ("watch:watch", Command, ""),
     "logs": ("jobs:logs", Command, ""),
     "checkpoint": ("jobs:checkpoint", Command, ""),
     "cancel": ("jobs:cancel", Command, ""),

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.runner.report.progress import Progress, Tail
+from trainkit.runner.report.progress import LARGEST, Progress, Tail
 
 PHASE = "phases."  # before the name of a phase: seconds of it in a step
+HUGE = 1e300  # of a value that a curve can be scaled with; JSON may also have NaN and Infinity
 NO_CURVES = frozenset({"step", "elapsed", "event"})
 
 
@@ -64,7 +65,7 @@ class History:
                 curve.cut(self.progress.logged)
             return
         step = record.get("step")
-        if not isinstance(step, int) or isinstance(step, bool):
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < LARGEST:
             return
         for name, value in _numbers(record, max(1, step - before)):
             curve = self.curves.setdefault(name, Curve())
@@ -77,7 +78,11 @@ def _numbers(record: Mapping[str, Any], steps: int) -> Iterator[tuple[str, float
     """What a record has for curves. steps: since the record before, over which its phases are summed."""
     for name, value in record.items():
         if name == "phases" and isinstance(value, Mapping):
-            parts = ((f"{PHASE}{phase}", seconds) for phase, seconds in value.items())
-            yield from ((phase, seconds / steps) for phase, seconds in parts if isinstance(seconds, int | float))
+            parts = ((f"{PHASE}{phase}", _finite(seconds)) for phase, seconds in value.items())
+            yield from ((phase, seconds / steps) for phase, seconds in parts if seconds is not None)
         elif name not in NO_CURVES and (value is None or isinstance(value, int | float)):
-            yield name, value
+            yield name, _finite(value)
+
+
+def _finite(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and -HUGE < value < HUGE else None

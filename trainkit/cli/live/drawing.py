@@ -1,0 +1,365 @@
+"""The parts of the screen, each drawn into so many columns and rows: curves, memory, ranks, the end of a log.
+
+Curves are drawn here in dots of Braille: plotext takes twenty times as long for the same curve, which a screen that is
+to take two hundredths of a core has no time for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.cells import chop_cells
+from rich.text import Text
+
+from trainkit.cli.diagnostics import one_line
+from trainkit.cli.live.reading import LiveRun, Memory, Rank, format_seconds
+from trainkit.colour import STATES, Role
+from trainkit.metrics import PREFIX
+from trainkit.runner.report.history import PHASE, Curve
+from trainkit.text import format_duration, format_memory, format_rate
+
+STYLES: Mapping[Role, str] = {
+    "good": "green",
+    "bad": "bold red",
+    "busy": "cyan",
+    "waiting": "yellow",
+    "stopped": "magenta",
+    "warning": "bold yellow",
+    "note": "bold cyan",
+    "title": "bold",
+    "dim": "dim",
+}
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")  # of curves, in this order
+# Metrics of the trainer that come first, and how they are called; others follow by their own names.
+TITLES: Mapping[str, str] = {
+    "loss": "loss",
+    "learning_rate": "learning rate",
+    "tokens_per_second": "tokens/s",
+    "samples_per_second": "samples/s",
+    "grad_norm": "gradient norm",
+    "memory_bytes": "memory (GiB)",
+}
+PHASES = "seconds by phase"
+SCALES: Mapping[str, float] = {"memory_bytes": 2**-30}
+# Said elsewhere: the loss has the evaluation's in its chart, and times without their steps say nothing.
+WITHOUT_CHART = frozenset({f"{PREFIX}loss", f"{PREFIX}seconds", "seconds"})
+DOTS = ((1, 2, 4, 64), (8, 16, 32, 128))  # of a character of Braille: left and right, from the top
+LABEL = 9  # columns of the labels of an axis
+FEW_COLUMNS = 20
+
+
+class Look(NamedTuple):
+    """colours: whether there are any. braille: whether the terminal has the characters."""
+
+    colours: bool = True
+    braille: bool = True
+
+
+class Line(NamedTuple):
+    """A curve in a chart. sparse: drawn as marks, not as a line."""
+
+    title: str
+    curve: Curve
+    style: str
+    sparse: bool = False
+
+
+def metrics_of(runs: Sequence[LiveRun]) -> list[str]:
+    """What has a chart, in the order of the keys 1 to 9."""
+    found = {name for run in runs for name in run.history.curves}
+    first = [name for name in TITLES if name in found]
+    if "tokens_per_second" in first and "samples_per_second" in first:
+        first.remove("samples_per_second")
+    phases = [PHASES] if any(name.startswith(PHASE) for name in found) else []
+    rest = sorted(each for each in found - {*TITLES} - WITHOUT_CHART if not each.startswith(PHASE))
+    return [*first, *phases, *rest] or ["loss"]
+
+
+def lines_of(runs: Sequence[LiveRun], current: LiveRun, metric: str) -> list[Line]:
+    """The curves of a chart: of each run the metric and its evaluation, or the phases of the current one."""
+    if metric == PHASES:
+        phases = [(name.removeprefix(PHASE), curve) for name, curve in current.history.curves.items() if PHASE in name]
+        return [Line(name, curve, COLOURS[at % len(COLOURS)]) for at, (name, curve) in enumerate(phases)]
+    found = []
+    for at, run in enumerate(runs):
+        style, name = COLOURS[at % len(COLOURS)], "" if len(runs) == 1 else f"{run.name} {run.short_id}"
+        if curve := run.history.curves.get(metric):
+            found.append(Line(name, curve, style))
+        if evaluated := run.history.curves.get(f"{PREFIX}{metric}"):
+            found.append(Line(f"{name} evaluation".lstrip(), evaluated, "bold" if len(runs) == 1 else style, sparse=True))
+    return found
+
+
+def chart(  # noqa: PLR0917
+    metric: str, lines: Sequence[Line], width: int, height: int, look: Look, *, log: bool, number: int = 0
+) -> Text:
+    """A title with the latest values, the curves over the steps, and an axis below. number: the key that chooses it."""
+    scale = SCALES.get(metric, 1.0)
+    text = Text(no_wrap=True)
+    text.append(f"{number} " if number else "", "dim")
+    text.append(f"{TITLES.get(metric) or one_line(metric)}{' (log)' if log else ''}", "bold")
+    for at, line in enumerate(lines):
+        latest = next((value for value in reversed(line.curve.values) if value is not None), None)
+        gaps = sum(value is None for value in line.curve.values)
+        text.append(f"  {_mark(line, at, look)} ", line.style)
+        text.append(f"{one_line(line.title)} " if line.title else "")
+        text.append("-" if latest is None else f"{latest * scale:.4g}")
+        text.append(f" ({gaps} not finite)" if gaps else "", "bold red")
+    text.truncate(width, overflow="ellipsis")
+    columns, rows = width - LABEL - 1, height - 3
+    steps = [step for line in lines for step in (line.curve.steps[:1] + line.curve.steps[-1:])]
+    if not steps or columns < FEW_COLUMNS or rows < 2:
+        return text.append("\n  no values yet" if not steps and rows > 0 else "", "dim")
+    first, last = min(steps), max(steps)
+    scaled = _scale(log=log, by=scale)
+    ranges = [_by_column(line.curve, first, last, columns * 2, scaled) for line in lines]
+    ends = [each for columns_of in ranges for found in columns_of if found for each in (found.low, found.high)]
+    if not ends:
+        return text.append("\n  no value that can be drawn" + (" on a log scale" if log else ""), "dim")
+    low, high = min(ends), max(ends)
+    if high - low < 1e-12 * max(1.0, abs(high)):
+        low, high = low - (abs(low) * 0.05 or 1.0), high + (abs(high) * 0.05 or 1.0)
+    canvas = _Canvas(columns, rows, low, high)
+    for at, (line, found) in enumerate(zip(lines, ranges, strict=True)):
+        (canvas.marks if line.sparse else canvas.curve)(at, found)
+    marked = {0, rows - 1, *([rows // 2] if rows > 4 else [])}
+    for row in range(rows):
+        value = high - (high - low) * row / max(1, rows - 1)
+        label = f"{10**value if log else value:.4g}" if row in marked else ""
+        text.append(f"\n{label:>{LABEL}}{'┤' if label else '│'}", "dim")
+        for characters, owner in canvas.row(row, lambda at: _mark(lines[at], at, look), look.braille):
+            text.append(characters, lines[owner].style if owner >= 0 else "")
+    text.append(f"\n{' ' * LABEL}└{'─' * columns}", "dim")
+    left, middle, right = (str(each) for each in (first, (first + last) // 2, last))
+    below = f"{left}{middle:^{max(0, columns - len(left) - len(right))}}{right}" if columns > 30 else f"{left}  {right}"
+    text.append(f"\n{' ' * (LABEL + 1)}{below}", "dim")
+    return text
+
+
+def _mark(line: Line, at: int, look: Look) -> str:
+    """What a curve is drawn with where there is no Braille, or one character of it: without colours they differ."""
+    if line.sparse:
+        return "o"
+    return ("⣿" if look.braille else "*") if look.colours or not at else "+x#%@"[(at - 1) % 5]
+
+
+def _scale(*, log: bool, by: float) -> Callable[[float], float | None]:
+    """How a value is placed on the axis; None for one that has no place there."""
+    if log:
+        return lambda value: math.log10(value * by) if value > 0 else None
+    return lambda value: value * by
+
+
+class _Column(NamedTuple):
+    """The values of the steps that fall into one column."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+
+def _by_column(
+    curve: Curve, first: int, last: int, columns: int, scaled: Callable[[float], float | None]
+) -> list[_Column | None]:
+    """The lowest and the highest value of each column, so that no spike is lost, however many steps a column has."""
+    found: list[_Column | None] = []
+    at, each = 0, (last - first) / max(1, columns - 1)
+    for column in range(columns):
+        end = bisect_right(curve.steps, first + (column + 0.5) * each) if column < columns - 1 else len(curve.steps)
+        part = curve.values[at:end]
+        at = end
+        values = [value for value in part if value is not None] if None in part else part
+        ends = [scaled(value) for value in (values[0], values[-1], min(values), max(values))] if values else []
+        known = [value for value in ends if value is not None]
+        found.append(_Column(known[0], known[-1], min(known), max(known)) if known else None)
+    return found
+
+
+class _Canvas:
+    """Dots of Braille, two by four in a character. owner: the curve whose colour a character has; -1 for none."""
+
+    def __init__(self, columns: int, rows: int, low: float, high: float) -> None:
+        self._dots = [[0] * columns for _ in range(rows)]
+        self._owner = [[-1] * columns for _ in range(rows)]
+        self._marked = [[False] * columns for _ in range(rows)]
+        self._high, self._by = high, (4 * rows - 1) / (high - low)
+
+    def _row(self, value: float) -> int:
+        return round((self._high - value) * self._by)
+
+    def _fill(self, owner: int, column: int, one: int, other: int) -> None:
+        for row in range(min(one, other), max(one, other) + 1):
+            self._dots[row // 4][column // 2] |= DOTS[column % 2][row % 4]
+            self._owner[row // 4][column // 2] = owner
+
+    def curve(self, owner: int, found: Sequence[_Column | None]) -> None:
+        """A line through the columns, over those without a value."""
+        before: tuple[int, float] | None = None
+        for column, part in enumerate(found):
+            if part is None:
+                continue
+            if before is not None:
+                start, value = before
+                slope = (part.first - value) / (column - start)
+                for between in range(start + 1, column + 1):
+                    ends = (value + slope * (between - start - 1), value + slope * (between - start))
+                    self._fill(owner, between, *map(self._row, ends))
+            self._fill(owner, column, self._row(part.low), self._row(part.high))
+            before = column, part.last
+
+    def marks(self, owner: int, found: Sequence[_Column | None]) -> None:
+        """A mark at each value."""
+        for column, part in enumerate(found):
+            if part is not None:
+                row = self._row(part.last) // 4
+                self._marked[row][column // 2], self._owner[row][column // 2] = True, owner
+
+    def row(self, row: int, mark: Callable[[int], str], braille: bool) -> Iterator[tuple[str, int]]:
+        """The characters of a row in pieces of one owner."""
+        piece, before = "", -1
+        for dots, owner, marked in zip(self._dots[row], self._owner[row], self._marked[row], strict=True):
+            own = mark(owner) if owner >= 0 else " "
+            as_dots = braille and not marked and (not dots or own == "⣿")
+            if owner != before:
+                if piece:
+                    yield piece, before
+                piece, before = "", owner
+            piece += chr(0x2800 + dots) if as_dots and dots else own if dots or marked else " "
+        yield piece, before
+
+
+def bar(share: float, width: int, at: float | None = None) -> str:
+    """A bar that is full to a share, with a line at another one."""
+    filled = max(share > 0, round(min(1.0, share) * width))
+    cells = ["█"] * filled + ["░"] * (width - filled)
+    if at is not None:
+        cells[max(0, min(width, round(at * width) + 1) - 1)] = "│"
+    return "".join(cells)
+
+
+def header(run: LiveRun, width: int, style: str = "", *, longest_bar: int = 40) -> Text:
+    """Name, id, state, steps with a bar, time left. style: of the run's curves where there are several runs."""
+    state, progress = run.state, run.history.progress
+    text = Text(no_wrap=True)
+    text.append("■ " if style else "", style)
+    text.append(run.name, "bold").append(f" {run.short_id}  ", "dim")
+    text.append(state.word.replace("_", " "), STYLES[STATES.get(state.word, "title")])
+    text.append(f"  attempt {state.attempt}" if state.attempt > 1 else "")
+    tail = ""
+    if progress.total:
+        tail = f"step {progress.step}/{progress.total}"
+        remaining = progress.remaining(time.monotonic())
+        if remaining is not None and not state.is_over:
+            tail += f"  {format_duration(remaining)} left"
+    elif progress.step or state.step:
+        tail = f"step {progress.step or state.step}"
+    room = width - text.cell_len - len(tail) - 4
+    if progress.total and room >= 8 and longest_bar:
+        text.append(f"  {bar(progress.step / progress.total, min(room, longest_bar))}", "cyan")
+    text.append(f"  {tail}" if tail else "")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def outlook(run: LiveRun, width: int) -> Text:
+    """The latest figures, and what comes next or how it ended."""
+    parts = []
+    for name, words in (("loss", "loss {:.4f}"), (f"{PREFIX}loss", "evaluation {:.4f}")):
+        if value := _latest(run, name):
+            parts.append(words.format(value))
+    rate = next((name for name in ("tokens_per_second", "samples_per_second") if _latest(run, name)), "")
+    if rate:
+        parts.append(f"{format_rate(_latest(run, rate) or 0.0)} {TITLES[rate]}")
+    text = Text("  ".join(parts), no_wrap=True)
+    if said := run.outlook:
+        text.append("  " if parts else "").append(said, STYLES["bad"] if went_wrong(run) else "")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def went_wrong(run: LiveRun) -> bool:
+    """Whether it has ended by a fault."""
+    return STATES.get(run.state.word) == "bad"
+
+
+def _latest(run: LiveRun, name: str) -> float | None:
+    curve = run.history.curves.get(name)
+    return curve.values[-1] if curve and curve.values else None
+
+
+def memory(found: Sequence[Memory], width: int, height: int) -> Text:
+    """A bar for each GPU, or for the ranks: used of the limit, with a line where the prediction lies."""
+    text = Text(no_wrap=True)
+    shown = found if len(found) <= height else sorted(found, key=lambda each: -each.used)[: max(1, height - 1)]
+    for each in shown:
+        text.append("memory " if each is shown[0] else "       ", "dim")
+        text.append(f"{each.name} {format_memory(each.used)}")
+        if each.limit:
+            told = f" of {format_memory(each.limit)}"
+            told += f", predicted {format_memory(each.foreseen)}" if each.foreseen else ""
+            told += f", {each.busy}% busy" if each.busy is not None else ""
+            room = min(40, width - 9 - len(each.name) - len(told) - 10)
+            if room >= 8:
+                mark = each.foreseen / each.limit if each.foreseen else None
+                text.append(f" {bar(each.used / each.limit, room, mark)}", _how_full(each))
+            text.append(told, "dim")
+        elif each.busy is not None:
+            text.append(f", {each.busy}% busy", "dim")
+        text.append("\n")
+    if len(found) > len(shown):
+        text.append(f"       and {len(found) - len(shown)} more, with less", "dim")
+    if not found:
+        text.append("memory ", "dim").append("not known")
+    return _cropped(text, width, height)
+
+
+def _how_full(each: Memory) -> str:
+    return "red" if each.used > 0.95 * each.limit else "yellow" if each.used > 0.85 * each.limit else "green"
+
+
+def ranks(found: Sequence[Rank], world_size: int, width: int, height: int) -> Text:
+    """A row for each rank: where, in which phase since when, its step time, its own part of it, its memory.
+
+    Of more than fit the stragglers and the slowest are shown.
+    """
+    text = Text(no_wrap=True)
+    text.append(f"{'rank':>5}  {'host':<14} {'now':<18} {'step':>8} {'own':>8} {'memory':>9}\n", "dim")
+    shown: Sequence[Rank] = found
+    if len(found) > height - 1:
+        shown = sorted(found, key=lambda each: (not each.is_straggler, -each.own, -each.step))[: max(0, height - 2)]
+    for each in shown:
+        times = (format_seconds(value) if value else "-" for value in (each.step, each.own))
+        row = f"{each.number:>5}  {one_line(each.host)[:14]:<14} {each.doing[:18]:<18} "
+        row += " ".join(f"{value:>8}" for value in times)
+        row += f" {format_memory(each.memory) if each.memory else '-':>9}"
+        text.append(row).append(" straggler" if each.is_straggler else "", "bold yellow").append("\n")
+    if len(found) > len(shown):
+        text.append(f"{'':>5}  and {len(found) - len(shown)} more", "dim")
+    elif not found:
+        text.append(f"{'':>5}  none has started" if world_size == 1 else f"{'':>5}  none of {world_size} has started", "dim")
+    return _cropped(text, width, height)
+
+
+def log(run: LiveRun, width: int, height: int) -> Text:
+    """The last lines of the shown rank. A long line takes several rows: the end of an error says the most."""
+    text = Text(no_wrap=True)
+    text.append(f"log of rank {run.log_rank}", "bold").append(f"  {run.log_of or 'nothing yet'}", "dim")
+    rows = deque[str](maxlen=max(0, height - 1))
+    for line in run.log[-height:]:
+        rows.extend(chop_cells(line, max(1, width)) or [""])
+    return _cropped(text.append("".join(f"\n{row}" for row in rows)), width, height)
+
+
+def _cropped(text: Text, width: int, height: int) -> Text:
+    """The text in so many columns and rows: a line that was longer would go on in the next row."""
+    text.rstrip()
+    lines = [*text.split("\n", allow_blank=True)][: max(0, height)]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n", no_wrap=True).join(lines)

@@ -1,0 +1,233 @@
+"""The screen of `trainkit watch`: Textual arranges the parts by the terminal's size, reads keys, and paints changes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Horizontal, Vertical
+from textual.widget import Widget
+
+from trainkit.cli.live import drawing
+from trainkit.cli.live.drawing import COLOURS, Look
+from trainkit.cli.live.reading import LiveRun
+
+LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0  # between two looks
+SHARE = 80  # times as long as a look takes of a core is waited at least: it stays below two hundredths
+FOUR_CHARTS = (110, 34)  # columns and rows from which on there are four
+PANE = 64  # columns that a run needs beside others
+MOST_ROWS, LEAST_LOG = 4, 5  # rows of the ranks, and of the log, on a small screen
+HELP = (
+    ("q", "leave; the run is not touched"),
+    ("tab, shift+tab", "the next curve, the one before"),
+    ("1 to 9", "the curve of that number"),
+    ("l", "the curves' scale: linear or logarithmic"),
+    ("r, R", "the log of the next rank, the one before"),
+    ("left, right", "of several runs the next one, the one before"),
+    ("?", "this list, or the log again"),
+)
+
+
+class Part(Widget):
+    """A part of the screen, which is painted only when what it shows has changed."""
+
+    DEFAULT_CSS = "Part { height: 1; }"
+
+    def __init__(self, draw: Callable[[int, int], Text], **known: Any) -> None:
+        super().__init__(**known)
+        self._draw, self._shown = draw, Text()
+
+    def redraw(self) -> None:
+        """Draw it anew into its present size."""
+        text = self._draw(self.size.width, self.size.height)
+        if text != self._shown or text.spans != self._shown.spans:
+            self._shown = text
+            self.refresh()
+
+    def render(self) -> Text:
+        return self._shown
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+
+class WatchScreen(App[None]):
+    """All runs: a header of each, their curves in the same charts, and below each one's memory, ranks and log."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { overflow: hidden; }
+    #charts { layout: grid; grid-size: 1 1; height: 1fr; }
+    #charts Part { height: 1fr; width: 1fr; }
+    .four #charts { grid-size: 2 2; grid-gutter: 0 2; }
+    .pane { width: 1fr; margin: 0 1 0 0; }
+    .help { display: none; }
+    .helping .help { display: block; }
+    .helping .log { display: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", priority=True),
+        Binding("ctrl+c", "quit", priority=True),
+        Binding("ctrl+q", "quit", priority=True),
+        Binding("ctrl+z", "suspend_process", priority=True),
+        Binding("tab", "curve(1)", priority=True),
+        Binding("shift+tab", "curve(-1)", priority=True),
+        *(Binding(str(number), f"choose({number})") for number in range(1, 10)),
+        Binding("l", "log_scale"),
+        Binding("r", "rank(1)"),
+        Binding("R", "rank(-1)"),
+        Binding("right", "run(1)"),
+        Binding("left", "run(-1)"),
+        Binding("question_mark", "help"),
+    ]
+
+    def __init__(self, runs: Sequence[LiveRun], look: Look) -> None:
+        super().__init__(ansi_color=True)  # the colours of the user's own terminal, and with NO_COLOR none
+        self.failure: Exception | None = None
+        self._runs, self._look = runs, look
+        self._current, self._first, self._log = 0, 0, False
+        self._is_reading = False
+        self._spent = time.process_time()
+
+    def compose(self) -> ComposeResult:
+        for at, run in enumerate(self._runs):
+            style = COLOURS[at % len(COLOURS)] if len(self._runs) > 1 else ""
+            yield Part(lambda width, _, run=run, style=style: drawing.header(run, width, style))
+        yield Part(lambda width, _: drawing.outlook(self.current, width))
+        with Container(id="charts"):
+            for place in range(4):
+                yield Part(lambda width, height, place=place: self._chart(place, width, height))
+        with Horizontal(id="panes"):
+            for run in self._runs:
+                with Vertical(classes="pane"):
+                    yield Part(lambda *size, run=run: drawing.memory(run.memory, *size), classes="memory")
+                    yield Part(lambda *size, run=run: drawing.ranks(run.ranks, run.world_size, *size), classes="ranks")
+                    yield Part(lambda *size, run=run: drawing.log(run, *size), classes="log")
+                    yield Part(_help, classes="help")
+        yield Part(lambda width, _: self._keys(width))
+
+    @property
+    def current(self) -> LiveRun:
+        """The run whose outlook, log and phases are shown where there is room for one."""
+        return self._runs[self._current]
+
+    def on_mount(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
+        self._arrange()
+        self.call_later(self._turn)
+
+    def on_resize(self) -> None:
+        self._arrange()
+
+    async def _turn(self) -> None:
+        """Read what is new, in a thread: a scheduler may take seconds to answer, and keys must not wait for it."""
+        self._is_reading = True
+        for run in self._runs:
+            await asyncio.to_thread(run.read)
+        self._is_reading = False
+        self._show()
+        before, self._spent = self._spent, time.process_time()
+        self.set_timer(min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * (self._spent - before))), self._turn)
+
+    def _show(self) -> None:
+        """Draw what has changed. During a look it is left to its end."""
+        if not self._is_reading:
+            self._arrange()
+            for part in self.query(Part):
+                part.redraw()
+
+    def _arrange(self) -> None:
+        """How many charts and runs there is room for, and how many rows each part has."""
+        width, height = self.size
+        self.screen.set_class(width >= FOUR_CHARTS[0] and height >= FOUR_CHARTS[1], "four")
+        charts = [*self.query("#charts Part")]
+        for chart in charts[1:]:
+            chart.display = self.screen.has_class("four")
+        all_fit = width >= PANE * len(self._runs)
+        highest = 0
+        for at, (pane, run) in enumerate(zip(self.query(".pane"), self._runs, strict=True)):
+            pane.display = all_fit or at == self._current
+            most = MOST_ROWS if height < FOUR_CHARTS[1] else 2 * MOST_ROWS
+            rows = {".memory": min(len(run.memory), most // 2), ".ranks": min(len(run.ranks), most) + 1}
+            # Charts take what is left: a log of few lines leaves them more, and of a failure the log says more.
+            share = 2 if drawing.went_wrong(run) else 4
+            wrapped = sum(1 + len(line) // max(1, width - 2) for line in run.log)
+            rows[".log"] = rows[".help"] = min(max(LEAST_LOG, wrapped + 1), max(LEAST_LOG, height // share))
+            for name, count in rows.items():
+                pane.query_one(name).styles.height = max(1, count)
+            if pane.display:
+                highest = max(highest, sum(max(1, rows[name]) for name in (".memory", ".ranks", ".log")))
+        self.query_one("#panes").styles.height = highest
+
+    def _chart(self, place: int, width: int, height: int) -> Text:
+        metrics = drawing.metrics_of(self._runs)
+        if place >= len(metrics):
+            return Text()
+        at = (self._first + place) % len(metrics)
+        lines = drawing.lines_of(self._runs, self.current, metrics[at])
+        return drawing.chart(metrics[at], lines, width, height, self._look, log=self._log, number=at + 1)
+
+    def _keys(self, width: int) -> Text:
+        keys = [("q", "leave"), ("tab 1-9", "curve"), ("l", "log scale"), ("r", "rank"), ("?", "keys")]
+        if len(self._runs) > 1:
+            keys.insert(4, ("←→", "run"))
+        text = Text(no_wrap=True)
+        for key, what in keys:
+            text.append(f" {key} ", "reverse").append(f" {what}  ")
+        text.truncate(width, overflow="ellipsis")
+        return text
+
+    def action_curve(self, by: int) -> None:
+        self._first = (self._first + by) % len(drawing.metrics_of(self._runs))
+        self._show()
+
+    def action_choose(self, number: int) -> None:
+        if number <= len(drawing.metrics_of(self._runs)):
+            self._first = number - 1
+            self._show()
+
+    def action_log_scale(self) -> None:
+        self._log = not self._log
+        self._show()
+
+    def action_rank(self, by: int) -> None:
+        run = self.current
+        run.shown_rank = (run.log_rank + by) % run.world_size
+        self._next_look()
+
+    def action_run(self, by: int) -> None:
+        self._current = (self._current + by) % len(self._runs)
+        self._show()
+
+    def action_help(self) -> None:
+        self.screen.toggle_class("helping")
+
+    def _next_look(self) -> None:
+        if not self._is_reading:
+            self.current.read_log()
+            self._show()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """End, and leave the error to the command line, which writes a report of it: Textual would print a traceback."""
+        self.failure = error
+        self.exit(return_code=1)
+
+
+def _help(width: int, height: int) -> Text:
+    text = Text("keys\n", style="bold", no_wrap=True)
+    rows = [f"  {key:<15} {what}"[:width] for key, what in HELP]
+    return text.append("\n".join(rows[: max(0, height - 1)]))
+
+
+def show(runs: Sequence[LiveRun], look: Look) -> None:
+    """Show the runs until a key ends it. Raises what went wrong meanwhile."""
+    screen = WatchScreen(runs, look)
+    screen.run(mouse=False)  # the terminal's own selection stays
+    if screen.failure is not None:
+        raise screen.failure
