@@ -48,7 +48,12 @@ PHASES = "seconds by phase"
 SCALES: Mapping[str, float] = {"memory_bytes": 2**-30}
 # Said elsewhere: the loss has the evaluation's in its chart, and times without their steps say nothing.
 WITHOUT_CHART = frozenset({f"{PREFIX}loss", f"{PREFIX}seconds", "seconds"})
-DOTS = ((1, 2, 4, 64), (8, 16, 32, 128))  # of a character of Braille: left and right, from the top
+BRAILLE = "⣿"  # stands for all characters of Braille
+# The bits of a character of Braille by four dots in its left or right half, counted from the top.
+LEFT, RIGHT = (
+    [sum(bit for at, bit in enumerate(bits) if four >> at & 1) for four in range(16)]
+    for bits in ((1, 2, 4, 64), (8, 16, 32, 128))
+)
 LABEL = 9  # columns of the labels of an axis
 FEW_COLUMNS = 20
 
@@ -105,7 +110,7 @@ def chart(  # noqa: PLR0917
     text.append(f"{TITLES.get(metric) or one_line(metric)}{' (log)' if log else ''}", "bold")
     for at, line in enumerate(lines):
         latest = next((value for value in reversed(line.curve.values) if value is not None), None)
-        gaps = sum(value is None for value in line.curve.values)
+        gaps = line.curve.values.count(None)
         text.append(f"  {_mark(line, at, look)} ", line.style)
         text.append(f"{one_line(line.title)} " if line.title else "")
         text.append("-" if latest is None else f"{latest * scale:.4g}")
@@ -127,12 +132,13 @@ def chart(  # noqa: PLR0917
     canvas = _Canvas(columns, rows, low, high)
     for at, (line, found) in enumerate(zip(lines, ranges, strict=True)):
         (canvas.marks if line.sparse else canvas.curve)(at, found)
+    marks = [_mark(line, at, look) for at, line in enumerate(lines)]
     marked = {0, rows - 1, *([rows // 2] if rows > 4 else [])}
     for row in range(rows):
         value = high - (high - low) * row / max(1, rows - 1)
         label = f"{10**value if log else value:.4g}" if row in marked else ""
         text.append(f"\n{label:>{LABEL}}{'┤' if label else '│'}", "dim")
-        for characters, owner in canvas.row(row, lambda at: _mark(lines[at], at, look), look.braille):
+        for characters, owner in canvas.row(row, marks, braille=look.braille):
             text.append(characters, lines[owner].style if owner >= 0 else "")
     text.append(f"\n{' ' * LABEL}└{'─' * columns}", "dim")
     left, middle, right = (str(each) for each in (first, (first + last) // 2, last))
@@ -145,7 +151,7 @@ def _mark(line: Line, at: int, look: Look) -> str:
     """What a curve is drawn with where there is no Braille, or one character of it: without colours they differ."""
     if line.sparse:
         return "o"
-    return ("⣿" if look.braille else "*") if look.colours or not at else "+x#%@"[(at - 1) % 5]
+    return (BRAILLE if look.braille else "*") if look.colours or not at else "+x#%@"[(at - 1) % 5]
 
 
 def _scale(*, log: bool, by: float) -> Callable[[float], float | None]:
@@ -182,24 +188,24 @@ def _by_column(
 
 
 class _Canvas:
-    """Dots of Braille, two by four in a character. owner: the curve whose colour a character has; -1 for none."""
+    """Dots of Braille, two by four in a character. A column of dots is a number of so many bits for each curve."""
 
     def __init__(self, columns: int, rows: int, low: float, high: float) -> None:
-        self._dots = [[0] * columns for _ in range(rows)]
-        self._owner = [[-1] * columns for _ in range(rows)]
-        self._marked = [[False] * columns for _ in range(rows)]
-        self._high, self._by = high, (4 * rows - 1) / (high - low)
+        self._columns, self._high, self._by = columns, high, (4 * rows - 1) / (high - low)
+        self._curves: dict[int, list[int]] = {}
+        self._marks: dict[tuple[int, int], int] = {}
 
     def _row(self, value: float) -> int:
         return round((self._high - value) * self._by)
 
-    def _fill(self, owner: int, column: int, one: int, other: int) -> None:
-        for row in range(min(one, other), max(one, other) + 1):
-            self._dots[row // 4][column // 2] |= DOTS[column % 2][row % 4]
-            self._owner[row // 4][column // 2] = owner
-
     def curve(self, owner: int, found: Sequence[_Column | None]) -> None:
-        """A line through the columns, over those without a value."""
+        """A line through the columns, over those without a value. owner: its number, by which it is coloured."""
+        dots = self._curves[owner] = [0] * (2 * self._columns)
+
+        def fill(column: int, one: int, other: int) -> None:
+            least, most = min(one, other), max(one, other)
+            dots[column] |= ((1 << (most - least + 1)) - 1) << least
+
         before: tuple[int, float] | None = None
         for column, part in enumerate(found):
             if part is None:
@@ -209,28 +215,31 @@ class _Canvas:
                 slope = (part.first - value) / (column - start)
                 for between in range(start + 1, column + 1):
                     ends = (value + slope * (between - start - 1), value + slope * (between - start))
-                    self._fill(owner, between, *map(self._row, ends))
-            self._fill(owner, column, self._row(part.low), self._row(part.high))
+                    fill(between, *map(self._row, ends))
+            fill(column, self._row(part.low), self._row(part.high))
             before = column, part.last
 
     def marks(self, owner: int, found: Sequence[_Column | None]) -> None:
         """A mark at each value."""
         for column, part in enumerate(found):
             if part is not None:
-                row = self._row(part.last) // 4
-                self._marked[row][column // 2], self._owner[row][column // 2] = True, owner
+                self._marks[self._row(part.last) // 4, column // 2] = owner
 
-    def row(self, row: int, mark: Callable[[int], str], braille: bool) -> Iterator[tuple[str, int]]:
-        """The characters of a row in pieces of one owner."""
+    def row(self, row: int, marks: Sequence[str], *, braille: bool) -> Iterator[tuple[str, int]]:
+        """The characters of a row in pieces of one owner; -1 owns what is empty. marks: of the curves."""
         piece, before = "", -1
-        for dots, owner, marked in zip(self._dots[row], self._owner[row], self._marked[row], strict=True):
-            own = mark(owner) if owner >= 0 else " "
-            as_dots = braille and not marked and (not dots or own == "⣿")
+        for column in range(self._columns):
+            owner, dots = self._marks.get((row, column), -1), 0
+            if owner < 0:
+                for each, of in self._curves.items():
+                    left, right = of[2 * column] >> 4 * row & 15, of[2 * column + 1] >> 4 * row & 15
+                    if left or right:
+                        owner, dots = each, dots | LEFT[left] | RIGHT[right]
             if owner != before:
-                if piece:
-                    yield piece, before
+                yield piece, before
                 piece, before = "", owner
-            piece += chr(0x2800 + dots) if as_dots and dots else own if dots or marked else " "
+            as_dots = dots and braille and marks[owner] == BRAILLE
+            piece += chr(0x2800 + dots) if as_dots else marks[owner] if owner >= 0 else " "
         yield piece, before
 
 

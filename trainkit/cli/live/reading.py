@@ -82,13 +82,13 @@ class LiveRun:
     def read(self) -> None:
         """Look at everything that may have changed."""
         now = time.monotonic()
-        if now >= self._next_state:
-            self._read_state()
-            self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
         attempts = self.layout.attempts
         if attempts and (self._attempt is None or attempts[-1].root != self._attempt.root):
             self._attempt = attempts[-1]
-            self._beats, self._log_seen = Heartbeats(self._attempt), None
+            self._beats, self._records, self._log_seen, self._next_state = Heartbeats(self._attempt), {}, None, 0.0
+        if now >= self._next_state:
+            self._read_state()
+            self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
         beats = self._beats.read() if self._beats and not self.state.is_over else {}
         self.history.read()
         if 0 in beats:

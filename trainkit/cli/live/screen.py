@@ -19,7 +19,7 @@ from trainkit.cli.live.drawing import COLOURS, Look
 from trainkit.cli.live.reading import LiveRun
 
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0  # between two looks
-SHARE = 80  # times as long as a look takes of a core is waited at least: it stays below two hundredths
+SHARE = 60  # times as long as a look takes of a core is waited at least: it stays below two hundredths
 FOUR_CHARTS = (110, 34)  # columns and rows from which on there are four
 PANE = 64  # columns that a run needs beside others
 MOST_ROWS, LEAST_LOG = 4, 5  # rows of the ranks, and of the log, on a small screen
@@ -99,13 +99,16 @@ class WatchScreen(App[None]):
         for at, run in enumerate(self._runs):
             style = COLOURS[at % len(COLOURS)] if len(self._runs) > 1 else ""
             yield Part(lambda width, _, run=run, style=style: drawing.header(run, width, style))
-        yield Part(lambda width, _: drawing.outlook(self.current, width))
+        if len(self._runs) == 1:
+            yield Part(lambda width, _: drawing.outlook(self.current, width))
         with Container(id="charts"):
             for place in range(4):
                 yield Part(lambda width, height, place=place: self._chart(place, width, height))
         with Horizontal(id="panes"):
             for run in self._runs:
                 with Vertical(classes="pane"):
+                    if len(self._runs) > 1:
+                        yield Part(lambda width, _, run=run: drawing.outlook(run, width), classes="outlook")
                     yield Part(lambda *size, run=run: drawing.memory(run.memory, *size), classes="memory")
                     yield Part(lambda *size, run=run: drawing.ranks(run.ranks, run.world_size, *size), classes="ranks")
                     yield Part(lambda *size, run=run: drawing.log(run, *size), classes="log")
@@ -154,16 +157,19 @@ class WatchScreen(App[None]):
         for at, (pane, run) in enumerate(zip(self.query(".pane"), self._runs, strict=True)):
             pane.display = all_fit or at == self._current
             most = MOST_ROWS if height < FOUR_CHARTS[1] else 2 * MOST_ROWS
-            rows = {".memory": min(len(run.memory), most // 2), ".ranks": min(len(run.ranks), most) + 1}
-            # Charts take what is left: a log of few lines leaves them more, and of a failure the log says more.
-            share = 2 if drawing.went_wrong(run) else 4
+            rows = {".memory": max(1, min(len(run.memory), most // 2)), ".ranks": max(1, min(len(run.ranks), most)) + 1}
+            # Charts take what is left: of a failure, and where there are no curves, the log says more.
+            share = 4 if run.history.curves and not drawing.went_wrong(run) else 2
             wrapped = sum(1 + len(line) // max(1, width - 2) for line in run.log)
-            rows[".log"] = rows[".help"] = min(max(LEAST_LOG, wrapped + 1), max(LEAST_LOG, height // share))
+            rows[".log"] = min(max(LEAST_LOG, wrapped + 1), max(LEAST_LOG, height // share))
+            if self.screen.has_class("helping"):
+                rows[".help"] = len(HELP) + 1
+                del rows[".log"]
             for name, count in rows.items():
-                pane.query_one(name).styles.height = max(1, count)
+                pane.query_one(name).styles.height = count
             if pane.display:
-                highest = max(highest, sum(max(1, rows[name]) for name in (".memory", ".ranks", ".log")))
-        self.query_one("#panes").styles.height = highest
+                highest = max(highest, sum(rows.values()))
+        self.query_one("#panes").styles.height = highest + (len(self._runs) > 1)
 
     def _chart(self, place: int, width: int, height: int) -> Text:
         metrics = drawing.metrics_of(self._runs)
@@ -207,6 +213,7 @@ class WatchScreen(App[None]):
 
     def action_help(self) -> None:
         self.screen.toggle_class("helping")
+        self._show()
 
     def _next_look(self) -> None:
         if not self._is_reading:
