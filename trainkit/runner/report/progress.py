@@ -320,16 +320,6 @@ def evaluation_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return found if "loss" in found else {}
 
 
-def latest_evaluation(metrics: Path) -> dict[str, Any]:
-    """Of the end of a run's metrics; empty where there is none."""
-    for line in reversed(read_end(metrics, TAIL_BYTES).splitlines()):
-        with contextlib.suppress(ValueError):  # a torn line
-            record = parse_json(line)
-            if isinstance(record, dict) and (found := evaluation_of(record)):
-                return found
-    return {}
-
-
 def _parts(record: Mapping[str, Any]) -> list[str]:
     """Loss, rate and memory."""
     parts = [f"loss {_number(record['loss'])}"] if "loss" in record else []

@@ -23,7 +23,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.foresight import compared
 from trainkit.runner.report.foresight import rows as foresight_rows
 from trainkit.runner.report.gpu_watch import GpuWatch
-from trainkit.runner.report.progress import Progress, latest_evaluation
+from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import BY_RANK, stragglers
@@ -127,8 +127,9 @@ def _trainer_results(folder: Path, started: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if states := list(_newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))):
         state = max(states, key=lambda state: _number(state.get("global_step")) or 0)
-        if isinstance(steps := state.get("global_step"), int):
-            found["steps"] = steps
+        for ours, name in (("steps", "global_step"), ("total_steps", "max_steps")):
+            if isinstance(steps := state.get(name), int):
+                found[ours] = steps
         log = state.get("log_history")
         for entry in log if isinstance(log, list) else ():  # the latest losses count
             named = (("final_loss", "loss"), ("eval_loss", "eval_loss")) if isinstance(entry, dict) else ()
@@ -169,7 +170,9 @@ def build_summary(
     """The summary. Times are seconds, memory is bytes."""
     result, damage = _result(layout)
     latest = progress.latest or {}  # for a run that has not finished
-    known: dict[str, Any] = {**{name: latest.get(key) for name, key in LOGGED.items()}, **result}
+    evaluated = dict(progress.evaluation)
+    known: dict[str, Any] = {name: latest.get(key) for name, key in LOGGED.items()}
+    known |= {"eval_loss": evaluated.pop("loss", None), **result}
     not_finite = result.pop("not_finite", ())
     own = own_results(plan, layout, time.time() - seconds)
     known |= own
@@ -188,7 +191,9 @@ def build_summary(
         **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {}),
     }
     found = {
+        **({"metrics": evaluated} if evaluated else {}),
         **result,
+        "total_steps": progress.total,
         **own,
         **({"training": dict(plan.training)} if plan.training else {}),
         "exit_code": verdict.exit_code,
@@ -317,23 +322,9 @@ def headline(summary: Summary) -> tuple[str, float] | None:
     """
     measured, best = summary.get("metrics"), summary.get("best_metric")
     measured = measured if isinstance(measured, Mapping) else {}
-    name = str(best if best in measured else next(iter(measured), "loss"))
+    name = best if isinstance(best, str) and best in measured else str(next(iter(measured), "loss"))
     value = summary.get("eval_loss") if name == "loss" else measured.get(name)
     return (name, float(value)) if isinstance(value, int | float) else None
-
-
-def evaluation_of_run(layout: RunLayout) -> tuple[str, float] | None:
-    """The headline of a run: of its summary, or of its latest evaluation so far."""
-    if summary := read_json(layout.summary):
-        return headline(summary)
-    measured = latest_evaluation(layout.metrics)
-    return headline({"eval_loss": measured.pop("loss", None), "metrics": measured})
-
-
-def described_evaluation(layout: RunLayout) -> str:
-    """``accuracy 0.9150``; empty where nothing was evaluated."""
-    found = evaluation_of_run(layout)
-    return f"{found[0]} {found[1]:.4f}" if found else ""
 
 
 def _from_to(first: object, last: object) -> str:

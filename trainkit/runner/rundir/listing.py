@@ -37,7 +37,7 @@ TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_ste
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. started, ended: seconds since the epoch. rank: the one that failed first.
+    """One run directory. started, ended: seconds since the epoch. rank: the one that failed first. host: of node 0.
 
     launched: kinds of `program`, `strategy` and `launcher` in the plan. argv: of the program, without the interpreter.
     """
@@ -49,6 +49,7 @@ class RunInfo:
     rank: int | None = None
     launched: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
+    host: str = ""
 
     @property
     def program(self) -> str:
@@ -79,7 +80,8 @@ def read_run(path: Path) -> RunInfo:
     layout = RunLayout(path.absolute())
     status = read_status(layout) or Status()
     plan = _of_plan(read_json(layout.plan))
-    return RunInfo(layout, status.started, status.ended, read_json(layout.summary), status.rank, *plan)
+    known = (status.started, status.ended, read_json(layout.summary), status.rank)
+    return RunInfo(layout, *known, *plan, host=status.host or "")
 
 
 def read_status(layout: RunLayout) -> Status | None:
