@@ -28,7 +28,7 @@ WIDTH, ROWS = 120, 10  # of the text without a terminal
 
 
 def watch(runs: Runs = None, root: Root = "runs") -> None:
-    """Watch runs: curves, memory, ranks, the end of the log. Several runs share the charts. Nothing of a run is touched.
+    """Watch runs: curves, memory, ranks, the end of the log. Several runs share the charts. No run is touched.
 
     Without a terminal, print what is known, and a line for each logged step until the end.
 
@@ -69,7 +69,9 @@ def _print(runs: list[LiveRun]) -> None:
             now = (run.state.word, run.state.attempt, progress.logged, progress.evaluation)
             if said.get(run) != now:
                 line = f"{drawing.header(run, WIDTH, longest_bar=0).plain}  {drawing.outlook(run, WIDTH).plain}"
-                sys.stdout.write("".join(f"{each}\n" for each in (line.rstrip(), *(() if run in said else _block(run)))))
+                sys.stdout.write(
+                    "".join(f"{each}\n" for each in (line.rstrip(), *(() if run in said else _block(run))))
+                )
             said[run] = now
         sys.stdout.flush()
         if all(run.state.is_over for run in runs):

@@ -21,7 +21,7 @@ from trainkit.cli.live.reading import LiveRun, Memory, Rank, format_seconds
 from trainkit.colour import STATES, Role
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.history import PHASE, Curve
-from trainkit.text import format_duration, format_memory, format_rate
+from trainkit.text import format_duration, format_memory, format_rate, pluralize
 
 STYLES: Mapping[Role, str] = {
     "good": "green",
@@ -96,11 +96,13 @@ def lines_of(runs: Sequence[LiveRun], current: LiveRun, metric: str) -> list[Lin
         if curve := run.history.curves.get(metric):
             found.append(Line(name, curve, style))
         if evaluated := run.history.curves.get(f"{PREFIX}{metric}"):
-            found.append(Line(f"{name} evaluation".lstrip(), evaluated, "bold" if len(runs) == 1 else style, sparse=True))
+            found.append(
+                Line(f"{name} evaluation".lstrip(), evaluated, "bold" if len(runs) == 1 else style, sparse=True)
+            )
     return found
 
 
-def chart(  # noqa: PLR0917
+def chart(
     metric: str, lines: Sequence[Line], width: int, height: int, look: Look, *, log: bool, number: int = 0
 ) -> Text:
     """A title with the latest values, the curves over the steps, and an axis below. number: the key that chooses it."""
@@ -351,7 +353,9 @@ def ranks(found: Sequence[Rank], world_size: int, width: int, height: int) -> Te
     if len(found) > len(shown):
         text.append(f"{'':>5}  and {len(found) - len(shown)} more", "dim")
     elif not found:
-        text.append(f"{'':>5}  none has started" if world_size == 1 else f"{'':>5}  none of {world_size} has started", "dim")
+        text.append(
+            f"{'':>5}  none has started" if world_size == 1 else f"{'':>5}  none of {world_size} has started", "dim"
+        )
     return _cropped(text, width, height)
 
 

@@ -55,7 +55,7 @@ class LiveRun:
 
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
-        self.name, self.short_id = one_line(layout.name), one_line(layout.id.rpartition("-")[2])
+        self.name, self.short_id = one_line(layout.name), one_line(layout.short_id)
         self.state, self.status = RunState("unknown"), Status()
         self.history = History(layout.metrics)
         self.memory: list[Memory] = []
@@ -191,7 +191,7 @@ class LiveRun:
         if state.is_over:
             code = f"exit code {state.exit_code}" if state.exit_code is not None else ""
             took = self.status.started and self.status.ended and self.status.ended - self.status.started
-            parts = (code, state.why, f"after {format_duration(took)}" if took else "")
+            parts = (code, f"after {format_duration(took)}" if took else "", state.why)
             return one_line(", ".join(filter(None, parts)))
         if self.history.refusal:
             return one_line(self.history.refusal)

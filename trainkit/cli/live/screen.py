@@ -221,7 +221,7 @@ class WatchScreen(App[None]):
             self._show()
 
     def _handle_exception(self, error: Exception) -> None:
-        """End, and leave the error to the command line, which writes a report of it: Textual would print a traceback."""
+        """End, and leave the error to the command line, which reports it: Textual would print a traceback."""
         self.failure = error
         self.exit(return_code=1)
 
