@@ -6,6 +6,7 @@ to take two hundredths of a core has no time for.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from bisect import bisect_right
@@ -77,7 +78,7 @@ class Line(NamedTuple):
 def metrics_of(runs: Sequence[LiveRun]) -> list[str]:
     """What has a chart, in the order of the keys 1 to 9."""
     found = {name for run in runs for name in run.history.curves}
-    first = [name for name in TITLES if name in found]
+    first = [name for name in TITLES if {name, f"{PREFIX}{name}"} & found]
     if "tokens_per_second" in first and "samples_per_second" in first:
         first.remove("samples_per_second")
     phases = [PHASES] if any(name.startswith(PHASE) for name in found) else []
@@ -88,17 +89,16 @@ def metrics_of(runs: Sequence[LiveRun]) -> list[str]:
 def lines_of(runs: Sequence[LiveRun], current: LiveRun, metric: str) -> list[Line]:
     """The curves of a chart: of each run the metric and its evaluation, or the phases of the current one."""
     if metric == PHASES:
-        phases = [(name.removeprefix(PHASE), curve) for name, curve in current.history.curves.items() if PHASE in name]
-        return [Line(name, curve, COLOURS[at % len(COLOURS)]) for at, (name, curve) in enumerate(phases)]
+        phases = [each for each in current.history.curves.items() if each[0].startswith(PHASE)]
+        styles = itertools.cycle(COLOURS)
+        return [Line(name.removeprefix(PHASE), curve, next(styles)) for name, curve in phases]
     found = []
     for at, run in enumerate(runs):
         style, name = COLOURS[at % len(COLOURS)], "" if len(runs) == 1 else f"{run.name} {run.short_id}"
         if curve := run.history.curves.get(metric):
             found.append(Line(name, curve, style))
         if evaluated := run.history.curves.get(f"{PREFIX}{metric}"):
-            found.append(
-                Line(f"{name} evaluation".lstrip(), evaluated, "bold" if len(runs) == 1 else style, sparse=True)
-            )
+            found.append(Line(f"{name} evaluation".lstrip(), evaluated, style if name else "bold", sparse=True))
     return found
 
 
@@ -353,9 +353,7 @@ def ranks(found: Sequence[Rank], world_size: int, width: int, height: int) -> Te
     if len(found) > len(shown):
         text.append(f"{'':>5}  and {len(found) - len(shown)} more", "dim")
     elif not found:
-        text.append(
-            f"{'':>5}  none has started" if world_size == 1 else f"{'':>5}  none of {world_size} has started", "dim"
-        )
+        text.append(f"{'':>5}  none of {pluralize(world_size, 'rank')} has started", "dim")
     return _cropped(text, width, height)
 
 

@@ -20,7 +20,7 @@ from trainkit.runner.rundir.records import PACES, RankRecord, Status, read_recor
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
 from trainkit.runner.watch.timing import BY_RANK, FEW_PACES, Pace, median, stragglers
 from trainkit.schedulers.jobs.run_state import RunState, state_of
-from trainkit.text import format_duration
+from trainkit.text import format_duration, pluralize
 
 HERE_SECONDS, QUEUE_SECONDS = 2.0, 15.0  # between two looks at the state; a scheduler is asked more seldom
 CARDS_BYTES = 1 << 14  # of the end of cards.jsonl: a sample of sixteen GPUs takes two thousand
@@ -143,10 +143,10 @@ class LiveRun:
                 if name in self._cards and isinstance(used, int):
                     yield Memory(self._cards[name], used, limit, foreseen, busy if isinstance(busy, int) else None)
         elif resident := [each.memory for each in self.ranks if each.memory]:
-            yield Memory("ranks here" if len(resident) > 1 else "resident", sum(resident), host_limit, host)
+            yield Memory(f"of {pluralize(len(resident), 'rank')}", sum(resident), host_limit, host)
         elif curve := self.history.curves.get("memory_bytes"):
             peak = max((each for each in curve.values if each is not None), default=0)
-            yield Memory("rank 0, peak", int(peak), limit, foreseen)
+            yield Memory("of rank 0, peak", int(peak), limit, foreseen)
 
     def _latest_cards(self) -> list[Mapping[str, Any]]:
         """The latest sample; of a run that has ended the peaks."""

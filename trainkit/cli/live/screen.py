@@ -46,7 +46,7 @@ class Part(Widget):
     def redraw(self) -> None:
         """Draw it anew into its present size."""
         text = self._draw(self.size.width, self.size.height)
-        if text != self._shown or text.spans != self._shown.spans:
+        if text != self._shown:
             self._shown = text
             self.refresh()
 
