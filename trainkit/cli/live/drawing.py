@@ -55,7 +55,7 @@ LEFT, RIGHT = (
     [sum(bit for at, bit in enumerate(bits) if four >> at & 1) for four in range(16)]
     for bits in ((1, 2, 4, 64), (8, 16, 32, 128))
 )
-LABEL = 9  # columns of the labels of an axis
+LABEL = 10  # columns of the labels of an axis
 FEW_COLUMNS = 20
 
 
@@ -121,16 +121,18 @@ def chart(
     columns, rows = width - LABEL - 1, height - 3
     steps = [step for line in lines for step in (line.curve.steps[:1] + line.curve.steps[-1:])]
     if not steps or columns < FEW_COLUMNS or rows < 2:
-        return text.append("\n  no values yet" if not steps and rows > 0 else "", "dim")
+        return _cropped(text.append("\n  no values yet" if not steps else "", "dim"), width, height)
     first, last = min(steps), max(steps)
     scaled = _scale(log=log, by=scale)
     ranges = [_by_column(line.curve, first, last, columns * 2, scaled) for line in lines]
     ends = [each for columns_of in ranges for found in columns_of if found for each in (found.low, found.high)]
     if not ends:
-        return text.append("\n  no value that can be drawn" + (" on a log scale" if log else ""), "dim")
+        what = "\n  no value that can be drawn" + (" on a logarithmic scale" if log else "")
+        return _cropped(text.append(what, "dim"), width, height)
     low, high = min(ends), max(ends)
     if high - low < 1e-12 * max(1.0, abs(high)):
-        low, high = low - (abs(low) * 0.05 or 1.0), high + (abs(high) * 0.05 or 1.0)
+        apart = 0.3 if log else abs(high) * 0.05 or 1.0
+        low, high = low - apart, high + apart
     canvas = _Canvas(columns, rows, low, high)
     for at, (line, found) in enumerate(zip(lines, ranges, strict=True)):
         (canvas.marks if line.sparse else canvas.curve)(at, found)
@@ -138,7 +140,7 @@ def chart(
     marked = {0, rows - 1, *([rows // 2] if rows > 4 else [])}
     for row in range(rows):
         value = high - (high - low) * row / max(1, rows - 1)
-        label = f"{10**value if log else value:.4g}" if row in marked else ""
+        label = _label(10**value if log else value) if row in marked else ""
         text.append(f"\n{label:>{LABEL}}{'┤' if label else '│'}", "dim")
         for characters, owner in canvas.row(row, marks, braille=look.braille):
             text.append(characters, lines[owner].style if owner >= 0 else "")
@@ -147,6 +149,11 @@ def chart(
     below = f"{left}{middle:^{max(0, columns - len(left) - len(right))}}{right}" if columns > 30 else f"{left}  {right}"
     text.append(f"\n{' ' * (LABEL + 1)}{below}", "dim")
     return text
+
+
+def _label(value: float) -> str:
+    """The number with as many digits as there is room for."""
+    return next(text for digits in (4, 3, 2) if len(text := f"{value:.{digits}g}") <= LABEL)
 
 
 def _mark(line: Line, at: int, look: Look) -> str:
@@ -268,8 +275,8 @@ def header(run: LiveRun, width: int, style: str = "", *, longest_bar: int = 40) 
         remaining = progress.remaining(time.monotonic())
         if remaining is not None and not state.is_over:
             tail += f"  {format_duration(remaining)} left"
-    elif progress.step or state.step:
-        tail = f"step {progress.step or state.step}"
+    elif progress.step:
+        tail = f"step {progress.step}"
     room = width - text.cell_len - len(tail) - 4
     if progress.total and room >= 8 and longest_bar:
         text.append(f"  {bar(progress.step / progress.total, min(room, longest_bar))}", "cyan")

@@ -62,6 +62,7 @@ class LiveRun:
         self.ranks: list[Rank] = []
         self.log: list[str] = []
         self.log_of = ""
+        self.looks = 0  # how often it was read
         self.shown_rank: int | None = None  # whose log is shown; None for the one that failed, or rank 0
         plan = read_json(layout.plan)
         self._foresight: Mapping[str, Any] = plan.get("foresight") or {}
@@ -96,6 +97,7 @@ class LiveRun:
         self.ranks = self._ranks_by(beats, now)
         self.memory = [*self._memory()]
         self.read_log()
+        self.looks += 1
 
     def _read_state(self) -> None:
         if not self.layout.root.is_dir():
@@ -130,9 +132,9 @@ class LiveRun:
             return f"{PHASES[beat.state.phase]} {format_seconds(max(0.0, now - beat.state.at))}"
         if record and record.ended is not None:
             return f"signal {record.signal}" if record.signal is not None else f"exit code {record.code}"
-        if self.state.is_over or record is None:
-            return "ended" if self.state.is_over else ""
-        return "no heartbeat yet" if record.host == os.uname().nodename else "on another host"
+        if self.state.is_over:
+            return "ended"
+        return "no heartbeat yet" if record and record.host == os.uname().nodename else "on another host"
 
     def _memory(self) -> Iterator[Memory]:
         figures = [self._foresight.get(name) for name in ("limit", "total", "host_limit", "host")]

@@ -12,6 +12,8 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
+from textual.events import Resize
+from textual.geometry import Size
 from textual.widget import Widget
 
 from trainkit.cli.live import drawing
@@ -90,24 +92,24 @@ class WatchScreen(App[None]):
     def __init__(self, runs: Sequence[LiveRun], look: Look) -> None:
         super().__init__(ansi_color=True)  # the colours of the user's own terminal, and with NO_COLOR none
         self.failure: Exception | None = None
-        self._runs, self._look = runs, look
+        self.runs, self._look = runs, look
         self._current, self._first, self._log = 0, 0, False
-        self._is_reading = False
+        self.is_reading = False
         self._spent = time.process_time()
 
     def compose(self) -> ComposeResult:
-        for at, run in enumerate(self._runs):
-            style = COLOURS[at % len(COLOURS)] if len(self._runs) > 1 else ""
+        for at, run in enumerate(self.runs):
+            style = COLOURS[at % len(COLOURS)] if len(self.runs) > 1 else ""
             yield Part(lambda width, _, run=run, style=style: drawing.header(run, width, style))
-        if len(self._runs) == 1:
+        if len(self.runs) == 1:
             yield Part(lambda width, _: drawing.outlook(self.current, width))
         with Container(id="charts"):
             for place in range(4):
                 yield Part(lambda width, height, place=place: self._chart(place, width, height))
         with Horizontal(id="panes"):
-            for run in self._runs:
+            for run in self.runs:
                 with Vertical(classes="pane"):
-                    if len(self._runs) > 1:
+                    if len(self.runs) > 1:
                         yield Part(lambda width, _, run=run: drawing.outlook(run, width), classes="outlook")
                     yield Part(lambda *size, run=run: drawing.memory(run.memory, *size), classes="memory")
                     yield Part(lambda *size, run=run: drawing.ranks(run.ranks, run.world_size, *size), classes="ranks")
@@ -118,43 +120,43 @@ class WatchScreen(App[None]):
     @property
     def current(self) -> LiveRun:
         """The run whose outlook, log and phases are shown where there is room for one."""
-        return self._runs[self._current]
+        return self.runs[self._current]
 
     def on_mount(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
-        self._arrange()
+        self._arrange(self.size)
         self.call_later(self._turn)
 
-    def on_resize(self) -> None:
-        self._arrange()
+    def on_resize(self, event: Resize) -> None:
+        self._arrange(event.size)
 
     async def _turn(self) -> None:
         """Read what is new, in a thread: a scheduler may take seconds to answer, and keys must not wait for it."""
-        self._is_reading = True
-        for run in self._runs:
+        self.is_reading = True
+        for run in self.runs:
             await asyncio.to_thread(run.read)
-        self._is_reading = False
+        self.is_reading = False
         self._show()
         before, self._spent = self._spent, time.process_time()
         self.set_timer(min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * (self._spent - before))), self._turn)
 
     def _show(self) -> None:
         """Draw what has changed. During a look it is left to its end."""
-        if not self._is_reading:
-            self._arrange()
+        if not self.is_reading:
+            self._arrange(self.size)
             for part in self.query(Part):
                 part.redraw()
 
-    def _arrange(self) -> None:
+    def _arrange(self, size: Size) -> None:
         """How many charts and runs there is room for, and how many rows each part has."""
-        width, height = self.size
+        width, height = size
         self.screen.set_class(width >= FOUR_CHARTS[0] and height >= FOUR_CHARTS[1], "four")
         charts = [*self.query("#charts Part")]
         for chart in charts[1:]:
             chart.display = self.screen.has_class("four")
-        all_fit = width >= PANE * len(self._runs)
+        all_fit = width >= PANE * len(self.runs)
         highest = 0
-        for at, (pane, run) in enumerate(zip(self.query(".pane"), self._runs, strict=True)):
+        for at, (pane, run) in enumerate(zip(self.query(".pane"), self.runs, strict=True)):
             pane.display = all_fit or at == self._current
             most = MOST_ROWS if height < FOUR_CHARTS[1] else 2 * MOST_ROWS
             rows = {".memory": max(1, min(len(run.memory), most // 2)), ".ranks": max(1, min(len(run.ranks), most)) + 1}
@@ -169,19 +171,19 @@ class WatchScreen(App[None]):
                 pane.query_one(name).styles.height = count
             if pane.display:
                 highest = max(highest, sum(rows.values()))
-        self.query_one("#panes").styles.height = highest + (len(self._runs) > 1)
+        self.query_one("#panes").styles.height = highest + (len(self.runs) > 1)
 
     def _chart(self, place: int, width: int, height: int) -> Text:
-        metrics = drawing.metrics_of(self._runs)
+        metrics = drawing.metrics_of(self.runs)
         if place >= len(metrics):
             return Text()
         at = (self._first + place) % len(metrics)
-        lines = drawing.lines_of(self._runs, self.current, metrics[at])
+        lines = drawing.lines_of(self.runs, self.current, metrics[at])
         return drawing.chart(metrics[at], lines, width, height, self._look, log=self._log, number=at + 1)
 
     def _keys(self, width: int) -> Text:
         keys = [("q", "leave"), ("tab 1-9", "curve"), ("l", "log scale"), ("r", "rank"), ("?", "keys")]
-        if len(self._runs) > 1:
+        if len(self.runs) > 1:
             keys.insert(4, ("←→", "run"))
         text = Text(no_wrap=True)
         for key, what in keys:
@@ -190,11 +192,11 @@ class WatchScreen(App[None]):
         return text
 
     def action_curve(self, by: int) -> None:
-        self._first = (self._first + by) % len(drawing.metrics_of(self._runs))
+        self._first = (self._first + by) % len(drawing.metrics_of(self.runs))
         self._show()
 
     def action_choose(self, number: int) -> None:
-        if number <= len(drawing.metrics_of(self._runs)):
+        if number <= len(drawing.metrics_of(self.runs)):
             self._first = number - 1
             self._show()
 
@@ -208,7 +210,7 @@ class WatchScreen(App[None]):
         self._next_look()
 
     def action_run(self, by: int) -> None:
-        self._current = (self._current + by) % len(self._runs)
+        self._current = (self._current + by) % len(self.runs)
         self._show()
 
     def action_help(self) -> None:
@@ -216,7 +218,7 @@ class WatchScreen(App[None]):
         self._show()
 
     def _next_look(self) -> None:
-        if not self._is_reading:
+        if not self.is_reading:
             self.current.read_log()
             self._show()
 
