@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Trainkit
 
+from tests.conftest import Trainkit
 from trainkit.cli.live import drawing, reading
 from trainkit.cli.live.drawing import Look
 from trainkit.cli.live.reading import LiveRun, Memory, Rank
@@ -197,10 +197,14 @@ def test_without_colours_the_curves_of_two_runs_are_of_different_characters() ->
 def test_text_of_others_is_shown_as_it_is_and_never_obeyed(tmp_path: Path) -> None:
     name = "[red]x\x1b]0;t\x07"
     layout = made_run(tmp_path, name, failure="program", why="[@click=app.bell]y\x1b[2J", exit_code=1, rank=0)
-    layout.attempt(1).log(0, "out").write_bytes("\x1b[31m[bold]z[/bold]\r\n\u202eä\u4e2d\xff".encode("utf-8", "replace"))
+    layout.attempt(1).log(0, "out").write_bytes(
+        "\x1b[31m[bold]z[/bold]\r\n\u202eä\u4e2d\xff".encode("utf-8", "replace")
+    )
     with layout.metrics.open("a") as file:
         file.write('{"step": 31, "loss": NaN, "[red]\\u001b[0m": 1.0}\n{"step": 1e999}\n')
-        file.write(f'{{"step": {10**30}, "loss": {10**400}}}\n{{"step": 32, "loss": "x", "phases": {{"data": {10**400}}}}}\n')
+        file.write(
+            f'{{"step": {10**30}, "loss": {10**400}}}\n{{"step": 32, "loss": "x", "phases": {{"data": {10**400}}}}}\n'
+        )
 
     async def steps(shown: Shown) -> None:
         for word in ("[red]x", "[@click=app.bell]y", "[bold]z[/bold]", "(1 not finite)"):
@@ -372,7 +376,10 @@ def test_without_a_terminal_a_run_that_is_over_is_told_once(tmp_path: Path, trai
     told = trainkit("watch", "one", "two")
     assert (told.returncode, told.stderr) == (0, "")
     lines = told.stdout.splitlines()
-    assert lines[0] == "one 1ceb19  done  step 30/40  loss 2.0333  evaluation 2.5000  4321 tokens/s  exit code 0, after 1:00"
+    assert (
+        lines[0]
+        == "one 1ceb19  done  step 30/40  loss 2.0333  evaluation 2.5000  4321 tokens/s  exit code 0, after 1:00"
+    )
     assert "memory of rank 0, peak 1024 MiB" in lines[1]
     assert sum(line.startswith("log of rank 0") for line in lines) == 2
     assert "\x1b" not in told.stdout
