@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def test_several_runs_share_the_charts_and_stand_side_by_side_where_there_is_roo
     runs = (made_run(tmp_path, "one"), made_run(tmp_path, "two", steps=20))
 
     async def steps(shown: Shown) -> None:
-        assert "one 1ceb19 2.033  o one 1ceb19 evaluation 2.5" in shown.text
+        assert "1 loss  ⣿ 1ceb19 2.033  o evaluation 2.5  ⣿ 1ceb19 2.05  o evaluation 2.5" in shown.text
         assert shown.text.count("log of rank") == 1
         await shown.press("right")
         await shown.resize(200, 60)
@@ -251,7 +252,7 @@ def test_a_run_without_a_step_says_what_it_waits_for(tmp_path: Path) -> None:
     async def steps(shown: Shown) -> None:
         assert "no step yet: the ranks are being started" in shown.text
         assert "no values yet" in shown.text
-        assert "none of 2 ranks has started" in shown.text
+        assert "none of 2 ranks is recorded" in shown.text
 
     show(layout, steps=steps)
 
@@ -265,6 +266,25 @@ def test_a_directory_that_disappears_is_reported(tmp_path: Path) -> None:
     again = LiveRun(layout)
     again.read()
     assert (again.state.word, "gone" in again.outlook) == ("lost", True)
+
+
+def test_keys_are_obeyed_while_a_scheduler_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, answer, asked = made_run(tmp_path), threading.Event(), threading.Event()
+
+    def hung(self: LiveRun) -> None:
+        asked.set()
+        answer.wait(60)
+
+    async def steps(shown: Shown) -> None:
+        monkeypatch.setattr(LiveRun, "read", hung)
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        await shown.press("q")
+        assert not shown.screen.is_running
+
+    show(layout, steps=steps)
+    assert not answer.is_set()
+    answer.set()
 
 
 def test_an_error_of_ours_ends_the_screen_and_reaches_the_command_line(

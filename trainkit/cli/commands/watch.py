@@ -68,7 +68,7 @@ def _print(runs: list[LiveRun]) -> None:
             progress = run.history.progress
             now = (run.state.word, run.state.attempt, progress.logged, progress.evaluation)
             if said.get(run) != now:
-                line = f"{drawing.header(run, WIDTH, longest_bar=0).plain}  {drawing.outlook(run, WIDTH).plain}"
+                line = f"{drawing.header(run, WIDTH, longest_bar=0).plain}  {drawing.outlook(run, WIDTH, ROWS).plain}"
                 sys.stdout.write(
                     "".join(f"{each}\n" for each in (line.rstrip(), *(() if run in said else _block(run))))
                 )

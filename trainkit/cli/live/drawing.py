@@ -89,16 +89,18 @@ def metrics_of(runs: Sequence[LiveRun]) -> list[str]:
 def lines_of(runs: Sequence[LiveRun], current: LiveRun, metric: str) -> list[Line]:
     """The curves of a chart: of each run the metric and its evaluation, or the phases of the current one."""
     if metric == PHASES:
-        phases = [each for each in current.history.curves.items() if each[0].startswith(PHASE)]
+        # The start-up is part of the first step only, and longer than all others together.
+        curves = current.history.curves.items()
+        phases = [each for each in curves if each[0].startswith(PHASE) and each[0] != f"{PHASE}start"]
         styles = itertools.cycle(COLOURS)
         return [Line(name.removeprefix(PHASE), curve, next(styles)) for name, curve in phases]
     found = []
     for at, run in enumerate(runs):
-        style, name = COLOURS[at % len(COLOURS)], "" if len(runs) == 1 else f"{run.name} {run.short_id}"
+        style, name = COLOURS[at % len(COLOURS)], "" if len(runs) == 1 else run.short_id
         if curve := run.history.curves.get(metric):
             found.append(Line(name, curve, style))
         if evaluated := run.history.curves.get(f"{PREFIX}{metric}"):
-            found.append(Line(f"{name} evaluation".lstrip(), evaluated, style if name else "bold", sparse=True))
+            found.append(Line("evaluation", evaluated, style if name else "bold", sparse=True))
     return found
 
 
@@ -257,7 +259,8 @@ def bar(share: float, width: int, at: float | None = None) -> str:
     filled = max(share > 0, round(min(1.0, share) * width))
     cells = ["█"] * filled + ["░"] * (width - filled)
     if at is not None:
-        cells[max(0, min(width, round(at * width) + 1) - 1)] = "│"
+        beside = filled if at > share else 0  # also a small difference is seen
+        cells[min(width - 1, max(beside, round(at * width)))] = "│"
     return "".join(cells)
 
 
@@ -285,18 +288,20 @@ def header(run: LiveRun, width: int, style: str = "", *, longest_bar: int = 40) 
     return text
 
 
-def outlook(run: LiveRun, width: int) -> Text:
-    """The latest figures, and what comes next or how it ended."""
+def outlook(run: LiveRun, width: int, height: int) -> Text:
+    """The latest figures, and what comes next or how it ended. The reason of a failure may take several rows."""
+    if went_wrong(run):
+        rows = chop_cells(run.outlook, max(1, width))
+        return _cropped(Text("\n".join(rows), STYLES["bad"], no_wrap=True), width, height)
     parts = []
     for name, words in (("loss", "loss {:.4f}"), (f"{PREFIX}loss", "evaluation {:.4f}")):
-        if value := _latest(run, name):
+        if (value := _latest(run, name)) is not None:
             parts.append(words.format(value))
-    rate = next((name for name in ("tokens_per_second", "samples_per_second") if _latest(run, name)), "")
-    if rate:
-        parts.append(f"{format_rate(_latest(run, rate) or 0.0)} {TITLES[rate]}")
-    text = Text("  ".join(parts), no_wrap=True)
-    if said := run.outlook:
-        text.append("  " if parts else "").append(said, STYLES["bad"] if went_wrong(run) else "")
+    for name in ("tokens_per_second", "samples_per_second"):
+        if value := _latest(run, name):
+            parts.append(f"{format_rate(value)} {TITLES[name]}")
+            break
+    text = Text("  ".join(filter(None, (*parts, run.outlook))), no_wrap=True)
     text.truncate(width, overflow="ellipsis")
     return text
 
@@ -360,7 +365,7 @@ def ranks(found: Sequence[Rank], world_size: int, width: int, height: int) -> Te
     if len(found) > len(shown):
         text.append(f"{'':>5}  and {len(found) - len(shown)} more", "dim")
     elif not found:
-        text.append(f"{'':>5}  none of {pluralize(world_size, 'rank')} has started", "dim")
+        text.append(f"{'':>5}  none of {pluralize(world_size, 'rank')} is recorded", "dim")
     return _cropped(text, width, height)
 
 

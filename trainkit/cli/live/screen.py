@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -24,7 +26,7 @@ LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0  # between two looks
 SHARE = 60  # times as long as a look takes of a core is waited at least: it stays below two hundredths
 FOUR_CHARTS = (110, 34)  # columns and rows from which on there are four
 PANE = 64  # columns that a run needs beside others
-MOST_ROWS, LEAST_LOG = 4, 5  # rows of the ranks, and of the log, on a small screen
+MOST_ROWS, LEAST_LOG, MOST_WHY = 4, 5, 3  # rows of the ranks, the log and the reason of a failure on a small screen
 HELP = (
     ("q", "leave; the run is not touched"),
     ("tab, shift+tab", "the next curve, the one before"),
@@ -102,7 +104,7 @@ class WatchScreen(App[None]):
             style = COLOURS[at % len(COLOURS)] if len(self.runs) > 1 else ""
             yield Part(lambda width, _, run=run, style=style: drawing.header(run, width, style))
         if len(self.runs) == 1:
-            yield Part(lambda width, _: drawing.outlook(self.current, width))
+            yield Part(lambda *size: drawing.outlook(self.current, *size), classes="outlook")
         with Container(id="charts"):
             for place in range(4):
                 yield Part(lambda width, height, place=place: self._chart(place, width, height))
@@ -110,7 +112,7 @@ class WatchScreen(App[None]):
             for run in self.runs:
                 with Vertical(classes="pane"):
                     if len(self.runs) > 1:
-                        yield Part(lambda width, _, run=run: drawing.outlook(run, width), classes="outlook")
+                        yield Part(lambda *size, run=run: drawing.outlook(run, *size), classes="outlook")
                     yield Part(lambda *size, run=run: drawing.memory(run.memory, *size), classes="memory")
                     yield Part(lambda *size, run=run: drawing.ranks(run.ranks, run.world_size, *size), classes="ranks")
                     yield Part(lambda *size, run=run: drawing.log(run, *size), classes="log")
@@ -125,24 +127,38 @@ class WatchScreen(App[None]):
     def on_mount(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self._arrange(self.size)
-        self.call_later(self._turn)
+        self._begin_look()
 
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size)
 
-    async def _turn(self) -> None:
-        """Read what is new, in a thread: a scheduler may take seconds to answer, and keys must not wait for it."""
+    def _begin_look(self) -> None:
+        """Read what is new, in a thread: a scheduler or a disk may take seconds to answer, and keys must not wait."""
         self.is_reading = True
-        for run in self.runs:
-            await asyncio.to_thread(run.read)
+        # Not asyncio's own: it would wait for the answer before it lets the process end.
+        threading.Thread(target=self._read, name="look", daemon=True).start()
+
+    def _read(self) -> None:
+        error = None
+        try:
+            for run in self.runs:
+                run.read()
+        except Exception as found:  # noqa: BLE001 - raised again where it ends the screen
+            error = found
+        with contextlib.suppress(RuntimeError):  # the screen is gone
+            self.call_later(self._end_look, error)
+
+    def _end_look(self, error: Exception | None) -> None:
+        if error is not None:
+            raise error
         self.is_reading = False
         self._show()
         before, self._spent = self._spent, time.process_time()
-        self.set_timer(min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * (self._spent - before))), self._turn)
+        self.set_timer(min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * (self._spent - before))), self._begin_look)
 
     def _show(self) -> None:
         """Draw what has changed. During a look it is left to its end."""
-        if not self.is_reading:
+        if self.is_running and not self.is_reading:
             self._arrange(self.size)
             for part in self.query(Part):
                 part.redraw()
@@ -161,9 +177,15 @@ class WatchScreen(App[None]):
             most = MOST_ROWS if height < FOUR_CHARTS[1] else 2 * MOST_ROWS
             rows = {".memory": max(1, min(len(run.memory), most // 2)), ".ranks": max(1, min(len(run.ranks), most)) + 1}
             # Charts take what is left: of a failure, and where there are no curves, the log says more.
-            share = 4 if run.history.curves and not drawing.went_wrong(run) else 2
+            failed = drawing.went_wrong(run)
             wrapped = sum(1 + len(line) // max(1, width - 2) for line in run.log)
-            rows[".log"] = min(max(LEAST_LOG, wrapped + 1), max(LEAST_LOG, height // share))
+            share = 0.4 if failed or not run.history.curves else 0.25
+            rows[".log"] = max(LEAST_LOG, min(wrapped + 1, int(share * height)))
+            why = min(MOST_WHY, 1 + len(run.outlook) // max(1, width)) if failed else 1
+            if len(self.runs) == 1:
+                self.query_one(".outlook").styles.height = why
+            else:
+                rows[".outlook"] = why
             if self.screen.has_class("helping"):
                 rows[".help"] = len(HELP) + 1
                 del rows[".log"]
@@ -171,7 +193,7 @@ class WatchScreen(App[None]):
                 pane.query_one(name).styles.height = count
             if pane.display:
                 highest = max(highest, sum(rows.values()))
-        self.query_one("#panes").styles.height = highest + (len(self.runs) > 1)
+        self.query_one("#panes").styles.height = highest
 
     def _chart(self, place: int, width: int, height: int) -> Text:
         metrics = drawing.metrics_of(self.runs)
@@ -229,9 +251,8 @@ class WatchScreen(App[None]):
 
 
 def _help(width: int, height: int) -> Text:
-    text = Text("keys\n", style="bold", no_wrap=True)
-    rows = [f"  {key:<15} {what}"[:width] for key, what in HELP]
-    return text.append("\n".join(rows[: max(0, height - 1)]))
+    text = Text(no_wrap=True).append("keys", "bold")
+    return text.append("".join(f"\n  {key:<15} {what}"[: width + 1] for key, what in HELP[: max(0, height - 1)]))
 
 
 def show(runs: Sequence[LiveRun], look: Look) -> None:
