@@ -19,6 +19,7 @@ from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import PACES, RankRecord, Status, read_records
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
 from trainkit.runner.watch.timing import BY_RANK, FEW_PACES, Pace, median, stragglers
+from trainkit.schedulers.jobs.records import submitted
 from trainkit.schedulers.jobs.run_state import RunState, state_of
 from trainkit.text import format_duration, pluralize
 
@@ -209,11 +210,14 @@ class LiveRun:
 
     def _waits_for(self) -> str:
         """Of a run without a step."""
-        if state := next((each.doing for each in self.ranks if each.doing), ""):
-            return f"no step yet; rank {self.ranks[0].number}: {state}"
-        if self._attempt is None:
-            return "no step yet: its files may be on another machine" if self.state.nodes else "no step yet: it starts"
-        return "no step yet: the ranks are being started"
+        if doing := next((each.doing for each in self.ranks if each.doing), ""):
+            return f"no step yet; rank {self.ranks[0].number}: {doing}"
+        if self._attempt is not None:
+            return "no step yet: the ranks are being started"
+        known = submitted(self.layout.root)
+        if known and not known[0].shares_folder:
+            return f"its files are in its pods: `trainkit logs {self.short_id} -f` shows their output"
+        return "no step yet: it starts"
 
 
 def _resident(pid: int) -> int:
