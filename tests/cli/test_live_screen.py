@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Trainkit
-from trainkit.cli.live import drawing, reading
+from trainkit.cli.live import drawing
 from trainkit.cli.live.drawing import Look
 from trainkit.cli.live.reading import LiveRun, Memory, Rank
 from trainkit.cli.live.screen import Part, WatchScreen
@@ -24,7 +24,7 @@ from trainkit.files import hold_lock
 from trainkit.heartbeat import FORWARD, HeartbeatState
 from trainkit.runner.report.history import Curve
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.watch.heartbeats import RankBeat
+from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
 
 HERE = os.uname().nodename
 GIB = 2**30
@@ -310,7 +310,7 @@ def test_a_rank_has_its_phase_times_and_memory_and_a_slow_one_is_marked(
 ) -> None:
     state = HeartbeatState(os.getpid(), 30, FORWARD, 0.0, ())
     beats = {rank: RankBeat(rank, HERE, state, [(0.2, own)] * 20) for rank, own in ((0, 0.05), (1, 0.15))}
-    monkeypatch.setattr(reading.Heartbeats, "read", lambda self: beats)
+    monkeypatch.setattr(Heartbeats, "read", lambda self: beats)
     layout = running(made_run(tmp_path))
     (layout.attempt(1).root / "paces.json").write_text(json.dumps({"7": ["elsewhere", 0.2, 0.05]}))
     run = LiveRun(layout)
@@ -323,7 +323,7 @@ def test_a_rank_has_its_phase_times_and_memory_and_a_slow_one_is_marked(
     assert [each.doing.partition(" ")[0] for each in run.ranks] == ["forward", "forward", "on"]
     assert run.ranks[0].memory > 2**20
     assert [each._replace(used=0) for each in run.memory] == [Memory("of 2 ranks", 0, 16 * GIB, 4 * GIB)]
-    rows = drawing.ranks(run.ranks, 8, 100, 3).plain.split("\n")
+    rows = drawing.ranks(run, 100, 3).plain.split("\n")
     assert rows[1].endswith("straggler")
     assert rows[2].strip() == "and 2 more"
 
@@ -338,14 +338,15 @@ def test_memory_of_each_gpu_stands_against_its_limit_and_the_prediction(tmp_path
     run.read()
     limits = (8 * GIB, 2 * GIB, 90)
     assert run.memory == [Memory("GPU 2", 2 * GIB, *limits), Memory("GPU 3", 3 * GIB, *limits)]
-    first, second = drawing.memory(run.memory, 100, 2).plain.split("\n")
+    first, second = drawing.memory(run, 100, 2).plain.split("\n")
     assert re.match(r"memory GPU 2 2048 MiB █+│░+ of", first)
     assert second.endswith("of 8192 MiB, predicted 2048 MiB, 90% busy")
 
 
-def test_of_many_ranks_the_slowest_are_shown_first() -> None:
-    ranks = [Rank(number, "host", "forward", 0.2, 0.1 + number / 1000) for number in range(64)]
-    rows = drawing.ranks(ranks, 64, 100, 5).plain.split("\n")
+def test_of_many_ranks_the_slowest_are_shown_first(tmp_path: Path) -> None:
+    run = LiveRun(made_run(tmp_path))
+    run.ranks = [Rank(number, "host", "forward", 0.2, 0.1 + number / 1000) for number in range(64)]
+    rows = drawing.ranks(run, 100, 5).plain.split("\n")
     assert [row.split()[0] for row in rows[1:4]] == ["63", "62", "61"]
     assert rows[4].strip() == "and 61 more"
 

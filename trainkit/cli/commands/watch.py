@@ -37,7 +37,8 @@ def watch(runs: Runs = None, root: Root = "runs") -> None:
     from trainkit.cli.live.reading import LiveRun
     from trainkit.colour import Colour
 
-    found = {each.layout.root: each.layout for word in runs or [None] for each in find_runs(word, root)[0]}
+    words: list[str | None] = [*(runs or [None])]
+    found = {each.layout.root: each.layout for word in words for each in find_runs(word, root)[0]}
     watched = [LiveRun(layout) for layout in found.values()]
     # Textual reads from standard input and writes to standard error.
     if all(os.isatty(fd) for fd in (0, 1, 2)) and os.environ.get("TERM", "dumb") not in ("", "dumb"):
@@ -68,7 +69,9 @@ def _print(runs: list[LiveRun]) -> None:
             progress = run.history.progress
             now = (run.state.word, run.state.attempt, progress.logged, progress.evaluation)
             if said.get(run) != now:
-                line = f"{drawing.header(run, WIDTH, longest_bar=0).plain}  {drawing.outlook(run, WIDTH, ROWS).plain}"
+                line = (
+                    f"{drawing.header(run, '', WIDTH, longest_bar=0).plain}  {drawing.outlook(run, WIDTH, ROWS).plain}"
+                )
                 sys.stdout.write(
                     "".join(f"{each}\n" for each in (line.rstrip(), *(() if run in said else _block(run))))
                 )
@@ -83,9 +86,5 @@ def _block(run: LiveRun) -> Iterator[str]:
     """What the screen would show of memory, ranks and the log."""
     from trainkit.cli.live import drawing
 
-    for part in (
-        drawing.memory(run.memory, WIDTH, ROWS),
-        drawing.ranks(run.ranks, run.world_size, WIDTH, ROWS),
-        drawing.log(run, WIDTH, ROWS),
-    ):
-        yield from part.plain.split("\n")
+    for part in (drawing.memory, drawing.ranks, drawing.log):
+        yield from part(run, WIDTH, ROWS).plain.split("\n")

@@ -191,7 +191,7 @@ def _by_column(
         end = bisect_right(curve.steps, first + (column + 0.5) * each) if column < columns - 1 else len(curve.steps)
         part = curve.values[at:end]
         at = end
-        values = [value for value in part if value is not None] if None in part else part
+        values = [value for value in part if value is not None]
         ends = [scaled(value) for value in (values[0], values[-1], min(values), max(values))] if values else []
         known = [value for value in ends if value is not None]
         found.append(_Column(known[0], known[-1], min(known), max(known)) if known else None)
@@ -264,7 +264,7 @@ def bar(share: float, width: int, at: float | None = None) -> str:
     return "".join(cells)
 
 
-def header(run: LiveRun, width: int, style: str = "", *, longest_bar: int = 40) -> Text:
+def header(run: LiveRun, style: str, width: int, _height: int = 1, *, longest_bar: int = 40) -> Text:
     """Name, id, state, steps with a bar, time left. style: of the run's curves where there are several runs."""
     state, progress = run.state, run.history.progress
     text = Text(no_wrap=True)
@@ -316,9 +316,9 @@ def _latest(run: LiveRun, name: str) -> float | None:
     return curve.values[-1] if curve and curve.values else None
 
 
-def memory(found: Sequence[Memory], width: int, height: int) -> Text:
+def memory(run: LiveRun, width: int, height: int) -> Text:
     """A bar for each GPU, or for the ranks: used of the limit, with a line where the prediction lies."""
-    text = Text(no_wrap=True)
+    text, found = Text(no_wrap=True), run.memory
     shown = found if len(found) <= height else sorted(found, key=lambda each: -each.used)[: max(1, height - 1)]
     for each in shown:
         text.append("memory " if each is shown[0] else "       ", "dim")
@@ -346,12 +346,12 @@ def _how_full(each: Memory) -> str:
     return "red" if each.used > 0.95 * each.limit else "yellow" if each.used > 0.85 * each.limit else "green"
 
 
-def ranks(found: Sequence[Rank], world_size: int, width: int, height: int) -> Text:
+def ranks(run: LiveRun, width: int, height: int) -> Text:
     """A row for each rank: where, in which phase since when, its step time, its own part of it, its memory.
 
     Of more than fit the stragglers and the slowest are shown.
     """
-    text = Text(no_wrap=True)
+    text, found = Text(no_wrap=True), run.ranks
     text.append(f"{'rank':>5}  {'host':<14} {'now':<18} {'step':>8} {'own':>8} {'memory':>9}\n", "dim")
     shown: Sequence[Rank] = found
     if len(found) > height - 1:
@@ -365,7 +365,7 @@ def ranks(found: Sequence[Rank], world_size: int, width: int, height: int) -> Te
     if len(found) > len(shown):
         text.append(f"{'':>5}  and {len(found) - len(shown)} more", "dim")
     elif not found:
-        text.append(f"{'':>5}  none of {pluralize(world_size, 'rank')} is recorded", "dim")
+        text.append(f"{'':>5}  none of {pluralize(run.world_size, 'rank')} is recorded", "dim")
     return _cropped(text, width, height)
 
 

@@ -114,17 +114,17 @@ class LiveRun:
         path = self._attempt.root / PACES if self._attempt else None
         found = read_record(path, BY_RANK, below=self.layout.root) if path else None
         paces = {int(rank): pace for rank, pace in (found or {}).items()}
-        for rank, beat in beats.items():
-            if len(beat.paces) >= FEW_PACES:
-                paces[rank] = Pace(beat.host, *(median([each[part] for each in beat.paces]) for part in (0, 1)))
+        for rank, (_, host, _, steps) in beats.items():
+            if len(steps) >= FEW_PACES:
+                paces[rank] = Pace(host, *(median([each[part] for each in steps]) for part in (0, 1)))
         slow = {each["rank"] for each in stragglers(paces)}
         ranks = []
         for rank in sorted({*self._records, *paces, *beats}):
             record, beat, pace = self._records.get(rank), beats.get(rank), paces.get(rank)
             host = next(each.host for each in (beat, record, pace) if each)
-            times = (pace.step, pace.own) if pace else (beat.seconds_per_step or 0.0 if beat else 0.0, 0.0)
+            step, own = (pace.step, pace.own) if pace else ((beat.seconds_per_step or 0.0) if beat else 0.0, 0.0)
             memory = _resident(beat.state.pid) if beat else 0
-            ranks.append(Rank(rank, host, self._doing(record, beat, now), *times, memory, rank in slow))
+            ranks.append(Rank(rank, host, self._doing(record, beat, now), step, own, memory, rank in slow))
         return ranks
 
     def _doing(self, record: RankRecord | None, beat: RankBeat | None, now: float) -> str:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -95,29 +96,29 @@ class WatchScreen(App[None]):
         super().__init__(ansi_color=True)  # the colours of the user's own terminal, and with NO_COLOR none
         self.failure: Exception | None = None
         self.runs, self._look = runs, look
-        self._current, self._first, self._log = 0, 0, False
+        self._current, self._first, self._is_log = 0, 0, False
         self.is_reading = False
         self._spent = time.process_time()
 
     def compose(self) -> ComposeResult:
+        several = len(self.runs) > 1
         for at, run in enumerate(self.runs):
-            style = COLOURS[at % len(COLOURS)] if len(self.runs) > 1 else ""
-            yield Part(lambda width, _, run=run, style=style: drawing.header(run, width, style))
-        if len(self.runs) == 1:
-            yield Part(lambda *size: drawing.outlook(self.current, *size), classes="outlook")
+            yield Part(partial(drawing.header, run, COLOURS[at % len(COLOURS)] if several else ""))
+        if not several:
+            yield Part(partial(drawing.outlook, self.current), classes="outlook")
         with Container(id="charts"):
             for place in range(4):
-                yield Part(lambda width, height, place=place: self._chart(place, width, height))
+                yield Part(partial(self._chart, place))
         with Horizontal(id="panes"):
             for run in self.runs:
                 with Vertical(classes="pane"):
-                    if len(self.runs) > 1:
-                        yield Part(lambda *size, run=run: drawing.outlook(run, *size), classes="outlook")
-                    yield Part(lambda *size, run=run: drawing.memory(run.memory, *size), classes="memory")
-                    yield Part(lambda *size, run=run: drawing.ranks(run.ranks, run.world_size, *size), classes="ranks")
-                    yield Part(lambda *size, run=run: drawing.log(run, *size), classes="log")
+                    if several:
+                        yield Part(partial(drawing.outlook, run), classes="outlook")
+                    yield Part(partial(drawing.memory, run), classes="memory")
+                    yield Part(partial(drawing.ranks, run), classes="ranks")
+                    yield Part(partial(drawing.log, run), classes="log")
                     yield Part(_help, classes="help")
-        yield Part(lambda width, _: self._keys(width))
+        yield Part(self._keys)
 
     @property
     def current(self) -> LiveRun:
@@ -201,9 +202,9 @@ class WatchScreen(App[None]):
             return Text()
         at = (self._first + place) % len(metrics)
         lines = drawing.lines_of(self.runs, self.current, metrics[at])
-        return drawing.chart(metrics[at], lines, width, height, self._look, log=self._log, number=at + 1)
+        return drawing.chart(metrics[at], lines, width, height, self._look, log=self._is_log, number=at + 1)
 
-    def _keys(self, width: int) -> Text:
+    def _keys(self, width: int, _height: int) -> Text:
         keys = [("q", "leave"), ("tab 1-9", "curve"), ("l", "log scale"), ("r", "rank"), ("?", "keys")]
         if len(self.runs) > 1:
             keys.insert(4, ("←→", "run"))
@@ -223,7 +224,7 @@ class WatchScreen(App[None]):
             self._show()
 
     def action_log_scale(self) -> None:
-        self._log = not self._log
+        self._is_log = not self._is_log
         self._show()
 
     def action_rank(self, by: int) -> None:
