@@ -37,8 +37,8 @@ def watch(runs: Runs = None, root: Root = "runs") -> None:
     from trainkit.cli.live.reading import LiveRun
     from trainkit.colour import Colour
 
-    words: list[str | None] = [*(runs or [None])]
-    found = {each.layout.root: each.layout for word in words for each in find_runs(word, root)[0]}
+    named: list[str | None] = [*runs] if runs else [None]
+    found = {each.layout.root: each.layout for word in named for each in find_runs(word, root)[0]}
     watched = [LiveRun(layout) for layout in found.values()]
     # Textual reads from standard input and writes to standard error.
     if all(os.isatty(fd) for fd in (0, 1, 2)) and os.environ.get("TERM", "dumb") not in ("", "dumb"):
@@ -69,12 +69,9 @@ def _print(runs: list[LiveRun]) -> None:
             progress = run.history.progress
             now = (run.state.word, run.state.attempt, progress.logged, progress.evaluation)
             if said.get(run) != now:
-                line = (
-                    f"{drawing.header(run, '', WIDTH, longest_bar=0).plain}  {drawing.outlook(run, WIDTH, ROWS).plain}"
-                )
-                sys.stdout.write(
-                    "".join(f"{each}\n" for each in (line.rstrip(), *(() if run in said else _block(run))))
-                )
+                parts = (drawing.header(run, "", WIDTH, longest_bar=0), drawing.outlook(run, WIDTH, ROWS))
+                lines = ["  ".join(part.plain for part in parts).rstrip(), *(() if run in said else _block(run))]
+                sys.stdout.write("".join(f"{line}\n" for line in lines))
             said[run] = now
         sys.stdout.flush()
         if all(run.state.is_over for run in runs):
