@@ -87,7 +87,7 @@ def show(*runs: RunLayout, size: tuple[int, int] = (80, 24), steps: Steps) -> No
         screen = WatchScreen([LiveRun(layout) for layout in runs], Look())
         async with screen.run_test(size=size) as pilot:
             shown = Shown(screen, pilot)
-            while screen.is_reading or not all(run.looks for run in screen.runs):
+            while not all(run.looks for run in screen.runs):
                 await pilot.pause(0.02)
             await pilot.pause()
             await steps(shown)
@@ -276,9 +276,11 @@ def test_keys_are_obeyed_while_a_scheduler_does_not_answer(tmp_path: Path, monke
         answer.wait(60)
 
     async def steps(shown: Shown) -> None:
-        monkeypatch.setattr(LiveRun, "read", hung)
+        monkeypatch.setattr(LiveRun, "read_state", hung)
         while not asked.is_set():
             await asyncio.sleep(0.01)
+        await shown.press("tab")
+        assert "2 learning rate" in shown.text
         await shown.press("q")
         assert not shown.screen.is_running
 

@@ -77,7 +77,7 @@ class Line(NamedTuple):
 
 def metrics_of(runs: Sequence[LiveRun]) -> list[str]:
     """What has a chart, in the order of the keys 1 to 9."""
-    found = {name for run in runs for name in run.history.curves}
+    found = {name for run in runs for name in [*run.history.curves]}  # a copy: they may be read at this moment
     first = [name for name in TITLES if {name, f"{PREFIX}{name}"} & found]
     if "tokens_per_second" in first and "samples_per_second" in first:
         first.remove("samples_per_second")

@@ -83,14 +83,30 @@ class LiveRun:
 
     def read(self) -> None:
         """Look at everything that may have changed."""
-        now = time.monotonic()
+        self.read_state()
+        self.read_files()
+
+    def read_state(self) -> None:
+        """Its state, now and then: a scheduler may take seconds to answer."""
         attempts = self.layout.attempts
         if attempts and (self._attempt is None or attempts[-1].root != self._attempt.root):
             self._attempt = attempts[-1]
             self._beats, self._records, self._log_seen, self._next_state = Heartbeats(self._attempt), {}, None, 0.0
-        if now >= self._next_state:
-            self._read_state()
-            self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
+        if (now := time.monotonic()) < self._next_state:
+            return
+        if self.layout.root.is_dir():
+            self.state, self.status = state_of(self.layout), read_status(self.layout) or Status()
+        else:
+            self.state = RunState("lost", "its directory is gone, or cannot be looked into")
+        if self._attempt:
+            # Of thousands of ranks these are thousands of files: heartbeats say more, where there are any.
+            with contextlib.suppress(OSError):
+                self._records = {each.rank: each for each in read_records(str(self._attempt.root))}
+        self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
+
+    def read_files(self) -> None:
+        """What its files and heartbeats have beside that."""
+        now = time.monotonic()
         beats = self._beats.read() if self._beats and not self.state.is_over else {}
         self.history.read()
         if 0 in beats:
@@ -99,16 +115,6 @@ class LiveRun:
         self.memory = [*self._memory()]
         self.read_log()
         self.looks += 1
-
-    def _read_state(self) -> None:
-        if not self.layout.root.is_dir():
-            self.state = RunState("lost", "its directory is gone, or cannot be looked into")
-            return
-        self.state, self.status = state_of(self.layout), read_status(self.layout) or Status()
-        if self._attempt:
-            # Of thousands of ranks these are thousands of files: heartbeats say more, where there are any.
-            with contextlib.suppress(OSError):
-                self._records = {each.rank: each for each in read_records(str(self._attempt.root))}
 
     def _ranks_by(self, beats: Mapping[int, RankBeat], now: float) -> list[Rank]:
         path = self._attempt.root / PACES if self._attempt else None
@@ -135,7 +141,7 @@ class LiveRun:
             return f"signal {record.signal}" if record.signal is not None else f"exit code {record.code}"
         if self.state.is_over:
             return "ended"
-        return "no heartbeat yet" if record and record.host == os.uname().nodename else "on another host"
+        return "no heartbeat" if record and record.host == os.uname().nodename else "on another host"
 
     def _memory(self) -> Iterator[Memory]:
         figures = [self._foresight.get(name) for name in ("limit", "total", "host_limit", "host")]

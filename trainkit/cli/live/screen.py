@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Lock, Thread
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -44,16 +44,21 @@ class Part(Widget):
 
     DEFAULT_CSS = "Part { height: 1; }"
 
-    def __init__(self, draw: Callable[[int, int], Text], **known: Any) -> None:
+    def __init__(self, draw: Callable[[int, int], Text], files: Lock, **known: Any) -> None:
+        """draw: into so many columns and rows. files: held while what it draws is being read."""
         super().__init__(**known)
-        self._draw, self._shown = draw, Text()
+        self._draw, self._shown, self._files = draw, Text(), files
 
     def redraw(self) -> None:
-        """Draw it anew into its present size."""
-        text = self._draw(self.size.width, self.size.height)
-        if text != self._shown:
-            self._shown = text
-            self.refresh()
+        """Draw it anew into its present size; while files are read, which is short, it is left to the end of that."""
+        if self._files.acquire(blocking=False):
+            try:
+                text = self._draw(self.size.width, self.size.height)
+            finally:
+                self._files.release()
+            if text != self._shown:
+                self._shown = text
+                self.refresh()
 
     def render(self) -> Text:
         return self._shown
@@ -95,30 +100,30 @@ class WatchScreen(App[None]):
     def __init__(self, runs: Sequence[LiveRun], look: Look) -> None:
         super().__init__(ansi_color=True)  # the colours of the user's own terminal, and with NO_COLOR none
         self.failure: Exception | None = None
-        self.runs, self._look = runs, look
+        self.runs, self._shows = runs, look
         self._current, self._first, self._is_log = 0, 0, False
-        self.is_reading = False
+        self._files = Lock()
         self._spent = time.process_time()
 
     def compose(self) -> ComposeResult:
-        several = len(self.runs) > 1
+        part, several = partial(Part, files=self._files), len(self.runs) > 1
         for at, run in enumerate(self.runs):
-            yield Part(partial(drawing.header, run, COLOURS[at % len(COLOURS)] if several else ""))
+            yield part(partial(drawing.header, run, COLOURS[at % len(COLOURS)] if several else ""))
         if not several:
-            yield Part(partial(drawing.outlook, self.current), classes="outlook")
+            yield part(partial(drawing.outlook, self.current), classes="outlook")
         with Container(id="charts"):
             for place in range(4):
-                yield Part(partial(self._chart, place))
+                yield part(partial(self._chart, place))
         with Horizontal(id="panes"):
             for run in self.runs:
                 with Vertical(classes="pane"):
                     if several:
-                        yield Part(partial(drawing.outlook, run), classes="outlook")
-                    yield Part(partial(drawing.memory, run), classes="memory")
-                    yield Part(partial(drawing.ranks, run), classes="ranks")
-                    yield Part(partial(drawing.log, run), classes="log")
-                    yield Part(_help, classes="help")
-        yield Part(self._keys)
+                        yield part(partial(drawing.outlook, run), classes="outlook")
+                    yield part(partial(drawing.memory, run), classes="memory")
+                    yield part(partial(drawing.ranks, run), classes="ranks")
+                    yield part(partial(drawing.log, run), classes="log")
+                    yield part(_help, classes="help")
+        yield part(self._keys)
 
     @property
     def current(self) -> LiveRun:
@@ -135,15 +140,16 @@ class WatchScreen(App[None]):
 
     def _begin_look(self) -> None:
         """Read what is new, in a thread: a scheduler or a disk may take seconds to answer, and keys must not wait."""
-        self.is_reading = True
         # Not asyncio's own: it would wait for the answer before it lets the process end.
-        threading.Thread(target=self._read, name="look", daemon=True).start()
+        Thread(target=self._look_at_all, name="look", daemon=True).start()
 
-    def _read(self) -> None:
+    def _look_at_all(self) -> None:
         error = None
         try:
             for run in self.runs:
-                run.read()
+                run.read_state()
+                with self._files:
+                    run.read_files()
         except Exception as found:  # noqa: BLE001 - raised again where it ends the screen
             error = found
         with contextlib.suppress(RuntimeError):  # the screen is gone
@@ -152,14 +158,13 @@ class WatchScreen(App[None]):
     def _end_look(self, error: Exception | None) -> None:
         if error is not None:
             raise error
-        self.is_reading = False
         self._show()
         before, self._spent = self._spent, time.process_time()
         self.set_timer(min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * (self._spent - before))), self._begin_look)
 
     def _show(self) -> None:
-        """Draw what has changed. During a look it is left to its end."""
-        if self.is_running and not self.is_reading:
+        """Draw what has changed."""
+        if self.is_running:
             self._arrange(self.size)
             for part in self.query(Part):
                 part.redraw()
@@ -202,7 +207,7 @@ class WatchScreen(App[None]):
             return Text()
         at = (self._first + place) % len(metrics)
         lines = drawing.lines_of(self.runs, self.current, metrics[at])
-        return drawing.chart(metrics[at], lines, width, height, self._look, log=self._is_log, number=at + 1)
+        return drawing.chart(metrics[at], lines, width, height, self._shows, log=self._is_log, number=at + 1)
 
     def _keys(self, width: int, _height: int) -> Text:
         keys = [("q", "leave"), ("tab 1-9", "curve"), ("l", "log scale"), ("r", "rank"), ("?", "keys")]
@@ -230,7 +235,10 @@ class WatchScreen(App[None]):
     def action_rank(self, by: int) -> None:
         run = self.current
         run.shown_rank = (run.log_rank + by) % run.world_size
-        self._next_look()
+        if self._files.acquire(blocking=False):
+            run.read_log()
+            self._files.release()
+        self._show()
 
     def action_run(self, by: int) -> None:
         self._current = (self._current + by) % len(self.runs)
@@ -239,11 +247,6 @@ class WatchScreen(App[None]):
     def action_help(self) -> None:
         self.screen.toggle_class("helping")
         self._show()
-
-    def _next_look(self) -> None:
-        if not self.is_reading:
-            self.current.read_log()
-            self._show()
 
     def _handle_exception(self, error: Exception) -> None:
         """End, and leave the error to the command line, which reports it: Textual would print a traceback."""
