@@ -197,6 +197,8 @@ class LiveRun:
     def outlook(self) -> str:
         """What comes next, or what the run waits for; of one that is over why it ended, and the next command."""
         state, progress = self.state, self.history.progress
+        if not self.looks:
+            return "reading its files"
         if state.is_over:
             code = f"exit code {state.exit_code}" if state.exit_code is not None else ""
             took = self.status.started and self.status.ended and self.status.ended - self.status.started

@@ -133,7 +133,7 @@ class WatchScreen(App[None]):
     def on_mount(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self._arrange(self.size)
-        self._begin_look()
+        self.call_after_refresh(self._begin_look)  # the first look takes seconds where much was logged
 
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size)
