@@ -158,7 +158,7 @@ def test_wrong_usage_is_said_like_every_other_error(trainkit: Trainkit, words: l
 
 
 def test_what_people_type_of_other_tools_leads_to_what_there_is() -> None:
-    commands = {"trainkit": {*COMMANDS}, "trainkit runs": {"list", "show", "prune"}}
+    commands = {"trainkit": {*COMMANDS}, "trainkit runs": {"list", "show", "diff", "prune"}}
     to_come = {"generate"}  # with the commands that use what was trained
     for group, words in FAMILIAR.items():
         assert not words.keys() & (commands[group] - to_come)

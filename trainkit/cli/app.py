@@ -77,7 +77,12 @@ FAMILIAR: Mapping[str, Mapping[str, str]] = {
         "version": "--version",
         "help": "--help",
     },
-    "trainkit runs": {"ls": "list", "info": "show", **dict.fromkeys(("clean", "rm", "delete", "remove"), "prune")},
+    "trainkit runs": {
+        "ls": "list",
+        "info": "show",
+        "compare": "diff",
+        **dict.fromkeys(("clean", "rm", "delete", "remove"), "prune"),
+    },
 }
 
 # Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.

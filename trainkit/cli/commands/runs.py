@@ -1,4 +1,4 @@
-"""`trainkit runs`: run directories listed, shown and pruned."""
+"""`trainkit runs`: run directories listed, shown, compared and pruned."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
 from trainkit.text import (
+    MIB,
     Column,
     fitted_table,
     format_age,
     format_duration,
     format_memory,
     format_rate,
+    format_size,
     join_names,
     pluralize,
     table,
@@ -56,7 +58,7 @@ _EXTRA = ("EXIT", "RATE", "RUN", "STRATEGY", "PROGRAM", "LAUNCHER")
 app = typer.Typer(
     name="runs",
     cls=CommandGroup,
-    help="List, show and prune run directories.",
+    help="List, show, compare and prune run directories.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -317,14 +319,99 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
             yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
+@app.command("diff", cls=Command)
+def diff(
+    first: Annotated[str, Argument(metavar="RUN", help="A run, as for `trainkit status`.")],
+    second: Annotated[str, Argument(metavar="OTHER", help="The run to compare it with.")],
+    root: Root = "runs",
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: their recipes, plans, environments and results; what is equal is not shown.
+
+    Example: trainkit runs diff 1ceb19 7f0a22
+    """
+    from trainkit.runner.report.difference import differences
+    from trainkit.schedulers.jobs.run_state import Jobs
+    from trainkit.schedulers.jobs.standing import standing_of
+
+    jobs, infos = Jobs(), [find_run(word, root) for word in (first, second)]
+    standings = [standing_of(each, jobs) for each in infos]
+    parts = {**differences(infos[0], infos[1]), "results": results(standings[0], standings[1])}
+    if as_json:
+        data: dict[str, Any] = {"runs": [each.as_data() for each in standings]}
+        for part, found in parts.items():
+            data[part] = {key: dict(zip(("first", "second"), pair, strict=True)) for key, pair in found.items()}
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+        return
+    names = [f"{each.run.layout.name} {each.run.layout.short_id}" for each in standings]
+    width = shutil.get_terminal_size((0, 0)).columns or None
+    for number, (part, found) in enumerate(parts.items()):
+        sys.stdout.write("\n" if number else "")
+        if not found:
+            write_text(f"{part.upper()}: nothing differs\n")
+            continue
+        cells = [[*found], *([shown_value(pair[side]) for pair in found.values()] for side in (0, 1))]
+        heads = [part.upper(), *names] if names[0] != names[1] else [part.upper(), names[0], f"{names[1]} (2)"]
+        changes = [relative_change(*pair) for pair in found.values()] if part == "results" else []
+        columns = [Column(heads[0], [*map(one_line, cells[0])], 12, "end")]
+        columns += [
+            Column(one_line(head), [*map(one_line, each)], 10) for head, each in zip(heads[1:], cells[1:], strict=True)
+        ]
+        columns += [Column("CHANGE", changes)] if changes else []
+        sys.stdout.write(fitted_table(columns, [each.head for each in columns], (), width))
+
+
+def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
+    """In what two runs differ at their ends, or so far."""
+    from trainkit.runner.report.difference import compared
+
+    def known(standing: Standing) -> dict[str, Any]:
+        measured = standing.run.summary.get("metrics") if standing.state.is_over else None
+        evaluated = dict([standing.evaluation] if standing.evaluation else [])
+        evaluated |= measured if isinstance(measured, Mapping) else {}
+        if standing.state.is_over and standing.run.summary.get("eval_loss") is not None:
+            evaluated["loss"] = standing.run.summary["eval_loss"]
+        memory, seconds = standing.memory_bytes, standing.duration
+        return {
+            "state": standing.word,
+            "steps": standing.step,
+            "loss": standing.loss,
+            **{f"evaluation {name}": value for name, value in evaluated.items()},
+            "samples/s": standing.samples_per_second,
+            "tokens/s": standing.tokens_per_second,
+            "peak memory, MiB": None if memory is None else round(memory / MIB),
+            "seconds": None if seconds is None else round(seconds, 1),
+        }
+
+    one, other = known(first), known(second)
+    found = compared(one, other)
+    return {name: found[name] for name in dict.fromkeys((*one, *other)) if name in found}
+
+
+def shown_value(value: Any) -> str:
+    """A value of a comparison; empty for none."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def relative_change(first: Any, second: Any) -> str:
+    """``+12.5%`` from the first number to the second; empty where either is none."""
+    numbers = [each for each in (first, second) if isinstance(each, int | float) and not isinstance(each, bool)]
+    return f"{(second - first) / abs(first):+.1%}" if len(numbers) == 2 and first else ""
+
+
 @app.command("prune", cls=Command)
 def prune(
     name: Name = None,
     root: Root = "runs",
     keep: Annotated[int, Option("--keep", min=0, help="How many of the newest runs of each name to keep.")] = 5,
     yes: Annotated[bool, Option("--yes", help="Remove without asking.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only show what would be removed, and how much that frees.")
+    ] = False,
 ) -> None:
-    """Remove old run directories. A run that is, or may be, running or queued is never removed.
+    """Remove old run directories, after showing how much space that frees. Runs that may go on are never removed.
 
     Example: trainkit runs prune --keep 3
     """
@@ -339,7 +426,11 @@ def prune(
     if not chosen:
         write_text("nothing to remove\n")
         return
-    write_text("".join(f"{run.layout.root}\n" for run in chosen))
+    sizes, freed = listing.disk_use([run.layout.root for run in chosen])
+    write_text(table((format_size(size), str(run.layout.root)) for size, run in zip(sizes, chosen, strict=True)))
+    write_text(f"{'removing this run' if len(chosen) == 1 else 'removing these'} frees {format_size(freed)}\n")
+    if dry_run:
+        return
     if not yes:
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
