@@ -7,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
 MemoryKind = Literal["gpu", "rss"]
-Figure = Literal["seconds", "samples_per_second", "final_loss", "evaluation"]  # of which several runs have a median
+# Of which several runs have a median.
+Figure = Literal["seconds", "samples_per_second", "final_loss", "eval_loss", "evaluation"]
 
 # What a rank's standard error holds when memory, of a GPU or of the machine, ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
@@ -85,6 +86,8 @@ class Measurement:
     evaluation: float | None = None
     evaluated: str = ""  # what that is: the name of a metric, or loss
     run_directory: str = ""
+    eval_loss: float | None = None
+    rates_cover: str = ""  # which steps samples_per_second is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,11 @@ class VariantRow:
     def evaluated(self) -> str:
         """What `evaluation` is; empty where no run has one."""
         return next((run.evaluated for run in self.runs if run.evaluated), "")
+
+    @property
+    def rates_cover(self) -> str:
+        """Which steps the samples per second are of; empty where no run has any."""
+        return next((run.rates_cover for run in self.runs if run.outcome == "ok" and run.rates_cover), "")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -170,6 +178,8 @@ def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_direc
         evaluation=evaluation,
         evaluated=evaluated,
         run_directory=run_directory,
+        eval_loss=loss if isinstance(loss := summary.get("eval_loss"), int | float) else None,
+        rates_cover=str(summary.get("rates_cover") or ""),
     )
 
 
@@ -188,7 +198,10 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
 
 
 def compare(rows: Sequence[VariantRow], base: str) -> list[VariantRow]:
-    """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
+    """The rows with their speed and memory relative to the row named `base`, where that succeeded.
+
+    A speed that covers other steps than the base's is not compared.
+    """
     reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
     if reference is None:
         return list(rows)
@@ -197,10 +210,12 @@ def compare(rows: Sequence[VariantRow], base: str) -> list[VariantRow]:
         return value / by if value is not None and by else None
 
     speed, memory = reference.median("samples_per_second"), reference.memory_bytes
-    return [
-        replace(row, speed=ratio(row.median("samples_per_second"), speed), memory=ratio(row.memory_bytes, memory))
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        by = speed if row.rates_cover == reference.rates_cover else None
+        faster, larger = ratio(row.median("samples_per_second"), by), ratio(row.memory_bytes, memory)
+        found.append(replace(row, speed=faster, memory=larger))
+    return found
 
 
 def remaining(walls: Sequence[float], left: int, spent: float = 0.0) -> float | None:
@@ -328,15 +343,31 @@ def render(found: Comparison) -> str:
     others = {row.name: said for row in found.rows if (said := published(found.recipe, row.name))}
     head: tuple[str, ...] = (
         *("variant", "time", "samples/s", "vs base", MEMORY_HEAD[found.memory], "vs base", "final loss"),
+        *(["eval loss"] if (has_loss := any(row.median("eval_loss") is not None for row in found.rows)) else ()),
         *([evaluated] if (evaluated := _evaluated(found.rows)) else ()),
         *(["published (V100)"] if others else ()),
     )
-    lines = [head, *(_cells(row, evaluated, others) for row in found.rows)]
+    shown: list[Figure] = [*(["eval_loss"] if has_loss else []), *(["evaluation"] if evaluated else [])]
+    lines = [head, *(_cells(row, shown, others) for row in found.rows)]
     widths = [max(len(line[column]) for line in lines if len(line) == len(head)) for column in range(len(head))]
     widths[0] = max(len(line[0]) for line in lines)
     text = "".join(_line(line, widths) for line in lines)
     text += f"{found.recipe} on {found.machine}; memory is {MEMORY_MEANING[found.memory]}\n"
+    text += "".join(f"{line}\n" for line in _definitions(found.rows))
     return text + (f"not run: {', '.join(found.not_run)}\n" if found.not_run else "")
+
+
+def _definitions(rows: Sequence[VariantRow]) -> Iterator[str]:
+    """What samples/s means in a table; where it is not the same in all rows, which rows cannot be compared."""
+    covered: dict[str, list[str]] = {}
+    for row in rows:
+        if row.rates_cover:
+            covered.setdefault(row.rates_cover, []).append(row.name)
+    for cover, names in covered.items():
+        of = f" of {', '.join(names)}" if len(covered) > 1 else ""
+        yield f"samples/s{of} is global batch \N{MULTIPLICATION SIGN} steps \N{DIVISION SIGN} seconds of {cover}"
+    if len(covered) > 1:
+        yield "warning: these rates are of different parts of the runs, and are not compared with one another"
 
 
 def as_csv(found: Comparison) -> str:
@@ -384,7 +415,9 @@ def _record(row: VariantRow, memory: MemoryKind) -> dict[str, Any]:
             "memory_kind": memory,
             "relative_speed": row.speed,
             "relative_memory": row.memory,
+            "samples_per_second_covers": row.rates_cover,
             "final_loss": row.median("final_loss"),
+            "eval_loss": row.median("eval_loss"),
             "evaluation": row.median("evaluation"),
             "evaluated": row.evaluated,
         }
@@ -398,12 +431,12 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluated(rows: Sequence[VariantRow]) -> str:
-    """The head of the column of evaluations: none where nothing, or not everything the same, was evaluated."""
+    """The head of the column of a metric: none where nothing but the loss, or not everywhere the same, was measured."""
     names = {row.evaluated for row in rows if row.evaluated}
-    return f"eval {names.pop()}" if len(names) == 1 else ""
+    return f"eval {names.pop()}" if len(names) == 1 and names != {"loss"} else ""
 
 
-def _cells(row: VariantRow, evaluated: str, others: Mapping[str, str]) -> tuple[str, ...]:
+def _cells(row: VariantRow, evaluations: Sequence[Figure], others: Mapping[str, str]) -> tuple[str, ...]:
     if row.outcome != "ok":
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
@@ -413,7 +446,7 @@ def _cells(row: VariantRow, evaluated: str, others: Mapping[str, str]) -> tuple[
         (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
         (row.memory, "{:.2f}".format),
         (row.median("final_loss"), "{:.4f}".format),
-        *(((row.median("evaluation"), "{:.4f}".format),) if evaluated else ()),
+        *((row.median(each), "{:.4f}".format) for each in evaluations),
     )
     cells = ("-" if value is None else text(value) for value, text in figures)
     return (row.name, *cells, *((others.get(row.name, ""),) if others else ()))
