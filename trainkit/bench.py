@@ -466,7 +466,8 @@ def render(found: Comparison) -> str:
         *([evaluated] if (evaluated := _evaluated(found.rows)) else ()),
         *(["published (V100)"] if others else ()),
     )
-    shown: list[Figure] = [*(["eval_loss"] if has_loss else []), *(["evaluation"] if evaluated else [])]
+    measured: Mapping[Figure, bool] = {"eval_loss": has_loss, "evaluation": bool(evaluated)}
+    shown = [figure for figure, is_shown in measured.items() if is_shown]
     lines = [head, *(_cells(row, shown, others) for row in found.rows)]
     widths = [max(len(line[column]) for line in lines if len(line) == len(head)) for column in range(len(head))]
     widths[0] = max(len(line[0]) for line in lines)

@@ -39,7 +39,7 @@ def make_run(root: Path, name: str, run_id: str, recipe: str = "version: 1\n", *
 def root(tmp_path: Path) -> Path:
     """Three runs in `runs`: one done, one failed, one cancelled."""
     made = tmp_path / "runs"
-    known = {"tokens_per_second": 52_300.0, "metrics": {"accuracy": 0.915}}
+    known: dict[str, Any] = {"tokens_per_second": 52_300.0, "metrics": {"accuracy": 0.915}}
     make_run(made, "lora", "20260101-000000-aaaa11", steps=1000, total_steps=1000, final_loss=2.5, **known)
     make_run(made, "lora", "20260102-000000-aabb22", exit_code=7, steps=20, total_steps=1000, final_loss=5.0)
     make_run(made, "quickstart", "20260103-000000-cccc33", exit_code=143, steps=500, total_steps=1000, final_loss=3.0)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -182,7 +182,12 @@ def standings_table(standings: Sequence[Standing]) -> str:
         "LAUNCHER": [each.run.launched.get("launcher", "") for each in standings],
         "RUN": [str(each.run.layout.root) for each in standings],
     }
-    shortened = {"NAME": (10, "start"), "EVALUATION": (8, "end"), "PROGRAM": (12, "start"), "RUN": (24, "end")}
+    shortened: dict[str, tuple[int, Literal["start", "end"]]] = {
+        "NAME": (10, "start"),
+        "EVALUATION": (8, "end"),
+        "PROGRAM": (12, "start"),
+        "RUN": (24, "end"),
+    }
     columns = []
     for head, texts in cells.items():
         least, keeps = shortened.get(head, (0, "start"))

@@ -79,11 +79,10 @@ def _decisions(plan: Plan | None) -> dict[str, Any]:
 
 def _arguments(first: Plan, second: Plan) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
     """The words of the commands that differ, by their place in the first."""
-    words = [mask_words([str(word) for word in plan.commands[0].argv]) for plan in (first, second)]
-    matcher = difflib.SequenceMatcher(None, *words, autojunk=False)
-    for tag, begin, end, start, stop in matcher.get_opcodes():
+    before, after = (mask_words([str(word) for word in plan.commands[0].argv]) for plan in (first, second))
+    for tag, begin, end, start, stop in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
-            pair = (" ".join(words[0][begin:end]) or None, " ".join(words[1][start:stop]) or None)
+            pair = (" ".join(before[begin:end]) or None, " ".join(after[start:stop]) or None)
             yield f"command, word {begin + 1}", pair
 
 
