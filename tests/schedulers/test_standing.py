@@ -118,6 +118,7 @@ def test_a_run_whose_end_nobody_saw_stands_where_its_metrics_end(layout: RunLayo
     [
         {"steps": -1, "final_loss": "x", "eval_loss": [], "memory": 5, "best_metric": [], "metrics": {"a": {}}},
         {"steps": 1e300, "final_loss": float("nan"), "eval_loss": float("inf"), "memory": [3, {"rss": "x"}]},
+        {"steps": 10**400, "final_loss": 10**400, "eval_loss": -(10**400)},
         {"steps": True, "total_steps": 2**60, "tokens_per_second": {}, "metrics": []},
     ],
 )

@@ -213,11 +213,10 @@ def described_time(standing: Standing) -> str:
 
 
 def described_rate(standing: Standing) -> str:
-    """``52.3k tokens/s``, or samples where they are not tokens."""
-    for unit, rate in (("tokens", standing.tokens_per_second), ("samples", standing.samples_per_second)):
-        if rate is not None:
-            return f"{format_rate(rate)} {unit}/s"
-    return ""
+    """``52.3k tokens/s``, or samples where they are not tokens, or steps of a script that tells no more."""
+    steps = 1 / standing.seconds_per_step if standing.seconds_per_step else None
+    rates = {"tokens": standing.tokens_per_second, "samples": standing.samples_per_second, "steps": steps}
+    return next((f"{format_rate(rate)} {unit}/s" for unit, rate in rates.items() if rate is not None), "")
 
 
 def known_roots() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +17,8 @@ from trainkit.runner.report.summary import headline, own_results
 from trainkit.runner.rundir.listing import RunInfo
 from trainkit.runner.watch.heartbeats import Heartbeats
 from trainkit.schedulers.jobs.run_state import Jobs, RunState, state_of
+
+HUGE = 1e300  # no measurement is as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Standing:
     left: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
+    seconds_per_step: float | None = None
     memory_bytes: int | None = None
     phase: str = ""
 
@@ -88,6 +91,7 @@ class Standing:
             "seconds_left": self.left,
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
+            "seconds_per_step": self.seconds_per_step,
             "memory_bytes": self.memory_bytes,
             "phase": self.phase,
             "started": self.run.started,
@@ -143,9 +147,10 @@ def _ended(standing: Standing) -> Standing:
         step=step,
         total=total,
         loss=_number(summary.get("final_loss")),
-        evaluation=_finite(headline(summary)),
+        evaluation=_evaluation(summary),
         tokens_per_second=_number(summary.get("tokens_per_second")),
         samples_per_second=_number(summary.get("samples_per_second")),
+        seconds_per_step=_number(summary.get("step_seconds")),
         memory_bytes=max((each for each in map(_whole, used) if each is not None), default=None),
     )
 
@@ -168,10 +173,11 @@ def _by_metrics(standing: Standing) -> Standing:
         step=progress.step if progress.step or progress.total is not None else None,
         total=progress.total,
         loss=_number(latest.get("loss", own.get("final_loss"))),
-        evaluation=_finite(headline({"eval_loss": evaluated.pop("loss", own.get("eval_loss")), "metrics": evaluated})),
+        evaluation=_evaluation({"eval_loss": evaluated.pop("loss", own.get("eval_loss")), "metrics": evaluated}),
         left=_number(progress.remaining(0.0)) if is_running else None,
         tokens_per_second=_number(latest.get("tokens_per_second")),
         samples_per_second=_number(samples),
+        seconds_per_step=_number(progress.seconds_per_step),
         memory_bytes=_whole(latest.get("memory_bytes")),
         phase=progress.phase,
     )
@@ -200,13 +206,17 @@ def _with_heartbeat(progress: Progress, standing: Standing) -> Progress:
     return progress
 
 
-def _finite(evaluation: tuple[str, float] | None) -> tuple[str, float] | None:
-    return evaluation if evaluation and math.isfinite(evaluation[1]) else None
+def _evaluation(summary: Mapping[str, Any]) -> tuple[str, float] | None:
+    with contextlib.suppress(OverflowError):  # an integer of hundreds of digits
+        name, value = headline(summary) or ("", None)
+        return None if _number(value) is None else (name, float(value or 0))
+    return None
 
 
 def _number(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return float(value) if known else None  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and -HUGE < value < HUGE:
+        return float(value)
+    return None
 
 
 def _whole(value: object) -> int | None:
