@@ -172,7 +172,7 @@ def standings_table(standings: Sequence[Standing]) -> str:
         "STATE": [each.word for each in standings],
         "EXIT": ["" if each.exit_code is None else str(each.exit_code) for each in standings],
         "STEPS": [described_steps(each) for each in standings],
-        "LOSS": ["" if each.loss is None else f"{each.loss:.4f}" for each in standings],
+        "LOSS": [described_loss(each) for each in standings],
         "EVALUATION": [described_evaluation(each) for each in standings],
         "TIME": [described_time(each) for each in standings],
         "AGE": [format_age(time.time() - each.run.started) if each.run.started else "" for each in standings],
@@ -198,6 +198,11 @@ def standings_table(standings: Sequence[Standing]) -> str:
 def described_steps(standing: Standing) -> str:
     """``120/1000``; empty where nothing is known."""
     return "/".join(str(each) for each in (standing.step, standing.total) if each is not None)
+
+
+def described_loss(standing: Standing) -> str:
+    """``2.5671``; ``nan`` also for infinity."""
+    return "nan" if standing.diverged else "" if standing.loss is None else f"{standing.loss:.4f}"
 
 
 def described_evaluation(standing: Standing) -> str:
@@ -289,7 +294,7 @@ def figures(standing: Standing) -> list[tuple[str, str]]:
     rows = [
         ("Run", f"{run.layout.name} {run.layout.short_id}"),
         ("Step", f"{steps.replace('/', ' of ')}{share}{', ' * bool(now := NOW.get(standing.phase, ''))}{now}"),
-        ("Loss", "" if standing.loss is None else f"{standing.loss:.4f}"),
+        ("Loss", described_loss(standing)),
         ("Evaluation", described_evaluation(standing)),
         ("Time left", left),
         ("Time", spent),
