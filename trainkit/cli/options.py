@@ -31,7 +31,7 @@ Run = Annotated[
     str | None,
     Argument(
         metavar="[RUN]",
-        help="A run directory, a run's id or the end of it, a job's number, or a name (its newest run). Default: the newest.",
+        help="A run directory, a run's id or short id, a job's number, a name (its newest run). Default: the newest.",
     ),
 ]
 Root = Annotated[str, Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
