@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -149,11 +150,9 @@ def _runs(line: Line) -> Offers:
     if "/" in line.current:
         return _paths(line.current)
     found = sorted(_run_directories(line.values.get("--root") or "runs"), reverse=True)
-    names = [name for _, name in found]
-    return {
-        **{name: f"the newest of {names.count(name)}" if names.count(name) > 1 else "a run" for name in names},
-        **{run: name for run, name in found},
-    }
+    counts = Counter(name for _, name in found)
+    names = {name: f"the newest of {count} runs" if count > 1 else "a run" for name, count in counts.items()}
+    return {**names, **dict(found)}
 
 
 def _run_directories(root: str) -> Iterator[tuple[str, str]]:
@@ -220,7 +219,9 @@ def _variants(line: Line) -> Offers:
         start, slash, _ = path.rpartition("/")
         pages += [(start + slash, str(each)) for each in (extended if isinstance(extended, list) else [extended])]
         if isinstance(named := tree.get("variants"), dict):
-            found |= {str(name): str(each.get("description") or "") for name, each in named.items() if isinstance(each, dict)}
+            found |= {
+                str(name): str(each.get("description") or "") for name, each in named.items() if isinstance(each, dict)
+            }
     return found
 
 

@@ -56,7 +56,7 @@ class _Help:
         params = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
             if isinstance(each, TyperArgument):
-                each.display_type_rich = lambda ctx: None  # noqa: ARG005 - as Typer calls it
+                each.display_type_rich = lambda ctx: None
             elif getattr(each, "is_flag", False):
                 each.metavar = ""
             elif each.metavar is None and (each.min, each.max) != (None, None):
@@ -74,8 +74,9 @@ class _Help:
 
         rich_utils.MAX_WIDTH = help_width()
         rich_utils.STYLE_HELPTEXT = ""  # it dims all behind the first paragraph, examples too
-        if not Colour(sys.stdout, os.environ).is_on:  # else NO_COLOR leaves bold, and CI counts as a terminal
-            rich_utils.COLOR_SYSTEM = None
+        # By itself rich leaves bold with NO_COLOR, and takes GitHub's log for a terminal.
+        is_coloured = Colour(sys.stdout, os.environ).is_on
+        rich_utils.COLOR_SYSTEM, rich_utils.FORCE_TERMINAL = ("auto", True) if is_coloured else (None, None)
         self.help = folded(self.help or "")
         super().format_help(ctx, formatter)  # type: ignore[misc]
 

@@ -94,12 +94,8 @@ def describe_state(found: RunState, layout: RunLayout, colour: Colour = NO_COLOU
         parts.append(f"job {found.job}")
     why = f": {found.why}" if found.why else ""
     said = f"{found.source}, {age(found.at)}" if found.source == "status.json" and found.at else found.source
-    return (
-        colour.state(one_line(found.word))
-        + one_line(f"{', '.join(parts)}{why}")
-        + "\n  "
-        + one_line(f"{layout.root} (by {said})")
-    )
+    what, where = one_line(f"{', '.join(parts)}{why}"), one_line(f"{layout.root} (by {said})")
+    return f"{colour.state(one_line(found.word))}{what}\n  {where}"
 
 
 def logs(  # noqa: PLR0917 - a command's options
