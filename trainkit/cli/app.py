@@ -57,7 +57,11 @@ COMMANDS: Mapping[str, Entry] = {
     "run": Entry("run:run", LaunchCommand, "Train", "Train from a recipe, or run a program of your own.", _LAUNCHED),
     "plan": Entry("plan:plan", LaunchCommand, "Train", "Show what a run would execute; nothing is started.", _LAUNCHED),
     "estimate": Entry(
-        "estimate:estimate", LaunchCommand, "Train", "Estimate memory and time on each rank.", "RECIPE [OVERRIDE]..."
+        "estimate:estimate",
+        LaunchCommand,
+        "Train",
+        "Predict memory and time on each rank; nothing is started.",
+        "RECIPE [OVERRIDE]...",
     ),
     "bench": Entry(
         "bench:bench",
@@ -183,8 +187,9 @@ class LazyCommands(CommandGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the table of commands, for which none is imported."""
-        lines = {
-            name: TyperCommand(name, help=entry.help, rich_help_panel=entry.group) for name, entry in COMMANDS.items()
+        lines: dict[str, Any] = {
+            name: TyperCommand(name, help=entry.help, rich_help_panel=f"[not dim bold]{entry.group}[/]")
+            for name, entry in COMMANDS.items()
         }
         table = CommandGroup(name=self.name, commands=lines, params=self.params, help=self.help, epilog=self.epilog)
         table.format_help(ctx, formatter)

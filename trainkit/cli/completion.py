@@ -21,11 +21,11 @@ Offers = dict[str, str]  # word -> help; a word that ends in `=`, `.` or `/` goe
 
 
 class Line(NamedTuple):
-    """A command line up to the cursor. given: words that are no options, overrides or their values; current: the word
-    at the cursor; values: of the options so far.
+    """A command line up to the cursor. table: the index. given: words that are no options, overrides or their values;
+    values: of the options so far; current: the word at the cursor.
     """
 
-    index: Mapping[str, Any]
+    table: Mapping[str, Any]
     command: Mapping[str, Any]
     given: Sequence[str]
     values: Mapping[str, str]
@@ -126,7 +126,7 @@ def _offers(kind: Any, line: Line) -> tuple[Offers, str]:
 
 def _values(line: Line, key: str, value: str) -> tuple[Offers, str]:
     """Of a setting."""
-    known = line.index["keys"].get(key.rstrip("+!"), {"takes": []})
+    known = line.table["keys"].get(key.rstrip("+!"), {"takes": []})
     offers, files = _offers(known["takes"], line._replace(current=value))
     return {f"{key}={word}": text for word, text in offers.items()}, files or known.get("reads", "")
 
@@ -134,12 +134,12 @@ def _values(line: Line, key: str, value: str) -> tuple[Offers, str]:
 def _keys(line: Line, end: str) -> Offers:
     """Keys of the recipe up to their next dot, sections first. end: what stands behind a whole key."""
     sections, keys = Offers(), Offers()
-    for key, known in line.index["keys"].items():
+    for key, known in line.table["keys"].items():
         if key.startswith(line.current):
             head, dot, _ = key[len(line.current) :].partition(".")
             if dot or known.get("open"):
                 section = line.current + head
-                sections[f"{section}."] = line.index["sections"].get(section, known["help"])
+                sections[f"{section}."] = line.table["sections"].get(section, known["help"])
             if not dot:
                 keys[f"{key}{end}"] = known["help"]
     return {**sections, **keys}
@@ -190,7 +190,7 @@ def _paths(current: str, suffixes: tuple[str, ...] = ()) -> Offers:
 
 def _recipes(line: Line) -> Offers:
     """Shipped names, recipes and run directories; scripts and launchers where the command takes a program for one."""
-    index = line.index
+    index = line.table
     programs = tuple(index["scripts"]) if line.command.get("recipe") == "program" else ()
     launchers = dict.fromkeys(index["launchers"] if programs and line.current else (), "a launcher")
     return {**index["recipes"], **_paths(line.current, (".yaml", ".yml", *programs)), **launchers}
@@ -234,12 +234,12 @@ def _listed(line: Line) -> Offers:
 # Kind of word -> what is offered.
 KINDS: Mapping[str, Callable[[Line], Offers]] = {
     "recipe": _recipes,
-    "preset": lambda line: {**line.index["presets"], **_paths(line.current, (".yaml", ".yml"))},
-    "machine": lambda line: {**line.index["machines"], **_paths(line.current, (".yaml", ".yml", ".json"))},
+    "preset": lambda line: {**line.table["presets"], **_paths(line.current, (".yaml", ".yml"))},
+    "machine": lambda line: {**line.table["machines"], **_paths(line.current, (".yaml", ".yml", ".json"))},
     "shipped": lambda line: {
-        **line.index["recipes"],
-        **line.index["presets"],
-        **{f"machines/{name}": text for name, text in line.index["machines"].items()},
+        **line.table["recipes"],
+        **line.table["presets"],
+        **{f"machines/{name}": text for name, text in line.table["machines"].items()},
     },
     "variant": _variants,
     "variants": _listed,

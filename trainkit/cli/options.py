@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from trainkit.colour import Colour
 from trainkit.errors import UsageError
@@ -51,11 +51,13 @@ class _Help:
     What is set on Typer's parameters and its `rich_utils` here is what it offers no argument for.
     """
 
+    help: str | None
+
     def get_params(self, ctx: Any) -> Any:
         """The parameters: a switch and an argument have no type, a number is N."""
-        params = super().get_params(ctx)  # type: ignore[misc]
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
-            if isinstance(each, TyperArgument):
+            if each.param_type_name == "argument":
                 each.display_type_rich = lambda ctx: None
             elif getattr(each, "is_flag", False):
                 each.metavar = ""
