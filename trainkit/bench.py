@@ -226,8 +226,9 @@ class BenchTerminal(Terminal):
         """The run's line behind the whole's. True even without a terminal: one last line for each run is enough."""
 
         def both(width: int) -> str:
-            whole = self.whole()
-            return f"{whole}  {line(max(width - len(whole) - 2, 0))}"[: max(width - 1, 0)]
+            whole, of_run = self.whole(), line(width)
+            beside = f"{whole}  {of_run}"
+            return beside if "\n" not in beside and len(beside) < width else f"{whole[: max(width - 1, 0)]}\n{of_run}"
 
         super().live(both)
         return True

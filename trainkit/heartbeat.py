@@ -25,9 +25,10 @@ MAGIC = 0x314B5454
 PHASES = ("start", "data", "exchange", "forward", "backward", "optimizer", "checkpoint", "evaluation", "steps")
 START, DATA, EXCHANGE, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT, EVALUATION, STEPS = range(len(PHASES))
 # MAGIC, pid of the program, steps done, phase, and when it was written (seconds of the system's monotonic clock).
-HEAD, LONGEST, PACE = struct.Struct("<IIQQd"), struct.Struct("<d"), struct.Struct("<ff")
+HEAD, PACE = struct.Struct("<IIQQd"), struct.Struct("<ff")
 LONGEST_AT, PACES_AT, PACES = 64, 256, 256  # longest times of phases; seconds and own seconds of the latest steps
 JOINED, JOINED_AT = struct.Struct("<Q"), 144  # collectives that the program has joined, by its last answer
+TOTALS_AT = 152  # seconds of each phase so far
 KEPT = 16  # the earliest collectives of a group in which a rank waits
 # A signal that neither people nor libraries send; C libraries keep the first two or three of these for themselves.
 ASK = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
@@ -49,6 +50,7 @@ class Heartbeat:
         self._phase, self._step, self._at = START, 0, time.monotonic()
         self._began, self._spent, self._paced = self._at, 0.0, 0
         self._longest = [0.0] * len(PHASES)
+        self.totals = [0.0] * len(PHASES)  # seconds that each phase has taken so far, as this host sees it
         self._optimizer = 0
         self._thread_time: float | None = None  # at the last step of the program's own optimizer, on a CPU
         self._computed = 0.0  # thread time as the phase began
@@ -69,6 +71,7 @@ class Heartbeat:
         if took > self._longest[before]:
             self._longest[before] = took
             self._numbers[LONGEST_AT // 8 + before] = took
+        self.totals[before] = self._numbers[TOTALS_AT // 8 + before] = self.totals[before] + took
         if before in self._own:
             self._spent += took
         if before == self._computes:
@@ -243,6 +246,7 @@ class HeartbeatState(NamedTuple):
     at: float  # when it was written, by this host's monotonic clock
     longest: tuple[float, ...]  # the most seconds that each phase has taken; 0 for one that has never ended
     joined: int = 0  # collectives, by its last answer
+    totals: tuple[float, ...] = ()  # seconds that each phase has taken so far, without the present one
 
 
 def read_heartbeat(data: bytes) -> HeartbeatState | None:
@@ -252,8 +256,8 @@ def read_heartbeat(data: bytes) -> HeartbeatState | None:
     magic, pid, step, phase, at = HEAD.unpack_from(data)
     if magic != MAGIC or phase >= len(PHASES):
         return None
-    longest = tuple(LONGEST.unpack_from(data, LONGEST_AT + 8 * each)[0] for each in range(len(PHASES)))
-    return HeartbeatState(pid, step, phase, at, longest, JOINED.unpack_from(data, JOINED_AT)[0])
+    longest, totals = (struct.unpack_from(f"<{len(PHASES)}d", data, start) for start in (LONGEST_AT, TOTALS_AT))
+    return HeartbeatState(pid, step, phase, at, longest, JOINED.unpack_from(data, JOINED_AT)[0], totals)
 
 
 def read_paces(data: bytes) -> list[tuple[float, float]]:

@@ -127,9 +127,11 @@ def make_plan(
     take: Sequence[str] = (),
     preparations: Sequence[Preparation] = (),
     files: Sequence[PlannedFile] = (),
+    heartbeat: bool = False,
 ) -> Plan:
     """A plan on one node of CPU ranks."""
-    own = ("-m", "trainkit.runner.rank", "--attempt", text(Variable.ATTEMPT_DIR), "--grace", str(grace), "--")
+    told = ("--grace", str(grace), "--heartbeat", "yes" if heartbeat else "no", "--")
+    own = ("-m", "trainkit.runner.rank", "--attempt", text(Variable.ATTEMPT_DIR), *told)
     argv = Command(launcher_words(launcher, ranks, grace, max_restarts), words(sys.executable, *own), words(*program))
     values = {"OMP_NUM_THREADS": text("1"), "PYTHONUNBUFFERED": text("1")}
     values |= launcher_environment(launcher, ranks, grace)

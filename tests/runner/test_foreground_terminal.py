@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import termios
+import tty
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
 from handmade_plans import command, environment
+
+from trainkit.runner.report.console import Terminal
 
 METRICS = """
 import json, pathlib, sys, time
@@ -23,9 +28,10 @@ def step(number):
 """
 
 
-def spawn(folder: Path, code: str, *, size: tuple[int, int] = (24, 80), **environ: str) -> Any:
+def spawn(folder: Path, code: str, *, size: tuple[int, int] = (24, 80), heartbeat: bool = False, **environ: str) -> Any:
     (folder / "program.py").write_text(code)
-    interpreter, *words = command(folder, sys.executable, str(folder / "program.py"), grace=3)
+    program = (sys.executable, str(folder / "program.py"))
+    interpreter, *words = command(folder, *program, grace=3, heartbeat=heartbeat)
     env = environment(**{"TERM": "xterm", **environ})
     return pexpect.spawn(interpreter, words, env=env, dimensions=size, timeout=30, encoding="utf-8")
 
@@ -100,6 +106,51 @@ def test_the_live_line_is_redrawn_within_the_width_and_leaves_program_lines_whol
     assert any("step 1/9" in line for line in drawn)
     assert all(len(line) < columns for line in drawn)
     assert "half line\r\n" in text  # step 3 came in the middle of the program's own line, where nothing is drawn
+
+
+HEARTBEAT = """
+import json, pathlib, time
+from trainkit.files import publish
+from trainkit.heartbeat import attach
+beat = attach(publish)
+folder = next(pathlib.Path(r"{folder}/runs/handmade").iterdir())
+start = {{"event": "start", "steps": 6, "evaluates_every": 4}}
+(folder / "metrics.jsonl").write_text(json.dumps(start) + "\\n")
+for step in range(1, 7):
+    time.sleep(0.4)
+    beat.step_done(step)
+    beat.begin_step(step)
+time.sleep(0.4)
+"""
+
+
+def test_the_live_line_moves_at_every_step_though_none_is_logged(tmp_path: Path) -> None:
+    child = spawn(tmp_path, HEARTBEAT.format(folder=tmp_path), heartbeat=True)
+    assert finish(child) == 0
+    drawn = re.findall(r"\r\x1b\[2K([^\r\n\x1b]*)", child.before)
+    steps = list(dict.fromkeys(found[1] for line in drawn if (found := re.search(r"step (\d+)/6", line))))
+    assert steps == ["0", "1", "2", "3", "4", "5", "6"]
+    assert any(line.endswith("evaluation at step 4") for line in drawn)
+
+
+def test_a_line_of_several_rows_is_erased_whole_also_after_the_terminal_was_made_narrower() -> None:
+    near, far = os.openpty()
+    try:
+        tty.setraw(far)  # so that line ends come as they were written
+        termios.tcsetwinsize(far, (24, 40))
+        terminal = Terminal({"TERM": "xterm"}, far, far)
+        terminal.live(lambda width: f"{'a' * (width - 1)}\nbb")
+        assert os.read(near, 100) == b"\r\x1b[2K" + b"a" * 39 + b"\r\nbb"
+        terminal.live(lambda width: "cc")
+        assert os.read(near, 100) == b"\r\x1b[2K\x1b[A\x1b[2Kcc"
+        terminal.live(lambda width: f"{'a' * (width - 1)}\nbb")
+        os.read(near, 100)
+        termios.tcsetwinsize(far, (24, 20))  # the terminal breaks the row of 39 into two
+        terminal.say("dd")
+        assert os.read(near, 100) == b"\r\x1b[2K" + 2 * b"\x1b[A\x1b[2K" + b"dd\n"
+    finally:
+        os.close(near)
+        os.close(far)
 
 
 def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainkit.runner.report.progress import Progress, Tail, last_lines, live_line, plain_line
+from trainkit.heartbeat import EVALUATION, FORWARD, OPTIMIZER, HeartbeatState
+from trainkit.runner.report.progress import Progress, Tail, last_lines, live_line, plain_line, read_progress
+from trainkit.runner.watch.heartbeats import RankBeat
 from trainkit.text import format_duration, format_memory, format_rate
 
 START: dict[str, Any] = {"event": "start", "steps": 300}
@@ -30,6 +34,30 @@ def test_the_line_says_step_loss_speed_memory_and_time_left() -> None:
     assert line == "[............] step 20/300  loss 4.2500  56 s left  41.0k tokens/s  512 MiB"
 
 
+def test_the_line_moves_with_each_step_of_the_heartbeat_and_says_what_is_next() -> None:
+    start = {**START, "evaluates_every": 25, "saves_every": 50}
+    progress = Progress()
+    for record in [start, *LINES]:
+        progress = progress.take(record, now=100.0)
+    assert live_line(progress, 100.0, 120).endswith("512 MiB  evaluation at step 25")
+    assert live_line(beaten(progress, 23, OPTIMIZER), 101.0, 120).startswith("[............] step 23/300  loss 4.25")
+    assert live_line(beaten(progress, 25, EVALUATION), 101.0, 120).endswith("evaluating")
+    assert live_line(beaten(progress, 26, FORWARD), 101.0, 120).endswith("evaluation and checkpoint at step 50")
+    assert live_line(beaten(progress, 299, FORWARD), 101.0, 120).endswith("evaluation and checkpoint at step 300")
+
+
+def test_the_time_left_counts_the_evaluations_that_will_come() -> None:
+    progress = Progress().take({**START, "evaluates_every": 100}, 100.0)
+    for record in [*LINES, {"step": 20, "eval_loss": 4.0, "eval_seconds": 7.0}]:
+        progress = progress.take(record, now=100.0)
+    assert progress.remaining(100.0) == pytest.approx(280 * 0.2 + 3 * 7.0)
+
+
+def beaten(progress: Progress, step: int, phase: int) -> Progress:
+    state = HeartbeatState(1, step, phase, 100.0, ())
+    return progress.beat(RankBeat(0, "here", state, [(0.2, 0.2)] * 3), now=101.0)
+
+
 def test_the_time_left_follows_the_latest_pace_and_the_clock() -> None:
     assert progressed().remaining(100.0) == pytest.approx(280 * 0.2)
     assert progressed().remaining(110.0) == pytest.approx(280 * 0.2 - 10)
@@ -46,18 +74,30 @@ def test_one_slow_step_does_not_throw_the_time_left_about() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 80, 200])
-def test_the_line_never_reaches_the_last_column(width: int) -> None:
-    assert len(live_line(progressed(), 100.0, width)) < width
+def test_no_row_of_the_line_reaches_the_last_column(width: int) -> None:
+    assert all(len(row) < width for row in live_line(progressed(), 100.0, width).split("\n"))
 
 
-def test_a_narrow_terminal_keeps_what_matters_most() -> None:
-    assert live_line(progressed(), 100.0, 40).startswith("step 20/300  loss 4.2500  56 s left")
+def test_a_narrow_terminal_wraps_the_line_between_its_parts() -> None:
+    assert live_line(progressed(), 100.0, 40) == "step 20/300  loss 4.2500  56 s left\n41.0k tokens/s  512 MiB"
 
 
 def test_records_that_are_no_steps_do_not_move_the_progress() -> None:
     progress = progressed()
-    assert progress.take({"step": 20, "eval_loss": 4.0}, 101.0) == progress
+    measured = progress.take({"step": 20, "eval_loss": 4.0}, 101.0)
+    assert replace(measured, evaluation={}) == progress
+    assert measured.evaluation == {"loss": 4.0}
     assert progress.take({"note": "x"}, 101.0) == progress
+
+
+def test_of_long_metrics_the_latest_evaluation_and_steps_are_found(tmp_path: Path) -> None:
+    steps = [{"step": step, "loss": 1.0, "seconds": 0.5} for step in range(1, 2001)]
+    records = [{**START, "steps": 3000}, {"step": 5, "eval_loss": 3.0}, *steps]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records) + '{"step": 20')
+    progress = read_progress(tmp_path / "metrics.jsonl")
+    assert (progress.total, progress.step, progress.evaluation) == (3000, 2000, {"loss": 3.0})
+    assert progress.seconds_per_step == pytest.approx(0.5)
+    assert read_progress(tmp_path / "none") == Progress()
 
 
 def test_plain_lines_show_steps_and_evaluations_and_nothing_else() -> None:

@@ -52,6 +52,22 @@ def test_every_line_of_every_rank_is_shown_with_its_rank_and_host(
     assert sorted(lines) == sorted(wanted)
 
 
+def test_the_progress_of_the_built_in_trainer_is_in_the_log_and_that_of_an_earlier_attempt_is_not(
+    layout: RunLayout, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = '{"event": "start", "steps": 4, "first_step": %d}\n'
+    layout.metrics.write_text(start % 0 + '{"step": 1, "loss": 9.0}\n' + start % 1 + '{"step": 2, "loss": 2.5}\n')
+    logs = Logs(layout, Wanted())
+    logs.show()
+    assert capfd.readouterr().out == "out of 0\nerr of 0step 2/4  loss 2.5000\n"
+    with layout.metrics.open("a") as file:
+        file.write('{"step": 3, "loss": null}\n{"step": 3, "eval_loss": 2.0}\n' + start % 3)
+        file.write('{"step": 4, "loss": 1.5}\n')
+    logs.show()
+    shown = "step 3/4  loss not finite\nstep 3/4  evaluation loss 2.0000\nstep 4/4  loss 1.5000\n"
+    assert capfd.readouterr().out == shown
+
+
 @pytest.mark.usefixtures("few_files")
 def test_what_is_appended_later_is_shown_once(layout: RunLayout, capfd: pytest.CaptureFixture[str]) -> None:
     logs = Logs(layout, Wanted(every=True))

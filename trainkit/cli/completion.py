@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,13 +147,14 @@ def _keys(line: Line, end: str) -> Offers:
 
 
 def _runs(line: Line) -> Offers:
-    """Names, then ids of the newest first; a run directory where the word is a path."""
+    """Names, then short ids of the newest first, and whole ids where one is begun; run directories of a path."""
     if "/" in line.current:
         return _paths(line.current)
     found = sorted(_run_directories(line.values.get("--root") or "runs"), reverse=True)
     counts = Counter(name for _, name in found)
     names = {name: f"the newest of {count} runs" if count > 1 else "a run" for name, count in counts.items()}
-    return {**names, **dict(found)}
+    short = {re.sub(r"^\d{8}-\d{6}-", "", run): f"{name} {run}" for run, name in found}
+    return {**names, **short, **(dict(found) if line.current else {})}
 
 
 def _run_directories(root: str) -> Iterator[tuple[str, str]]:

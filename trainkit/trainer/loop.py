@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import TrainingError, first_line
-from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER
+from trainkit.heartbeat import BACKWARD, CHECKPOINT, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER, PHASES
 from trainkit.metrics import LOSS, PREFIX
 from trainkit.seeds import derived_seed
 from trainkit.text import join_names, pluralize
@@ -99,6 +99,7 @@ class TrainingProgress:
         self._device = device
         self._tokens = self._computed = 0
         self._line = self._totals()
+        self._phases = [0.0] * len(PHASES)
         self._marks = [self._line]
         self._end: Totals | None = None
 
@@ -157,6 +158,12 @@ class TrainingProgress:
         known = {name: rate for name, rate in since.rates(global_batch, work, ranks).items() if rate is not None}
         share = round(since.waited / since.training, 4)
         return {"seconds": round(since.training, 6), **known, "data_wait_share": share}
+
+    def phases(self, totals: Sequence[float]) -> dict[str, float]:
+        """Seconds of each phase since the last call, by its name; totals: of a heartbeat, as the host sees them."""
+        before, self._phases = self._phases, [*totals]
+        spent = zip(PHASES, self._phases, before, strict=True)
+        return {name: round(now - then, 6) for name, now, then in spent if now > then}
 
     def steady_speed(self, global_batch: int, work: TrainingFlops, ranks: int) -> dict[str, Any]:
         """The rates of the run without its first steps, if there are enough others; and the step they start at."""
@@ -340,6 +347,7 @@ def report_step(parts: Parts, progress: TrainingProgress, loss: Tensor, norm: Te
         **progress.speed(parts.settings.batch.global_, parts.work, parts.world.size),
         "elapsed": round(progress.elapsed(), 6),
         "memory_bytes": memory_now(parts.device),
+        "phases": progress.phases(parts.heartbeat.totals),
         **expert_use(parts.model, parts.world),
     }
     if parts.settings.recipe.efficiency.compile.enabled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -354,14 +355,17 @@ def describe(parts: Parts) -> str:
 
 def start_record(parts: Parts, first: int) -> dict[str, Any]:
     """The first line of the metrics: what readers need to make sense of the rest."""
-    batch = parts.settings.batch
+    batch, recipe = parts.settings.batch, parts.settings.recipe
     return {
         "event": "start",
+        "time": round(time.time(), 3),
         "steps": parts.steps,
         "first_step": first,
+        "evaluates_every": recipe.eval.every_steps,
+        "saves_every": recipe.checkpoint.every_steps,
         "world_size": parts.world.size,
         "samples_per_step": batch.global_,
-        "tokens_per_step": batch.global_ * tokens_of_sample(parts.settings.recipe),
+        "tokens_per_step": batch.global_ * tokens_of_sample(recipe),
         "active_parameters": parts.parameters.active,
         "attention": parts.model.attention,
         **facts_of(parts),

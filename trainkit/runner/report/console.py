@@ -13,7 +13,7 @@ from trainkit.text import strip_control
 
 Stream = Literal["out", "err"]
 CHUNK = 4096  # bytes that a pipe takes without blocking once select() reports it writable
-ERASE = b"\r\x1b[2K"
+ERASE, ERASE_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"
 
 
 class Terminal:
@@ -44,19 +44,28 @@ class Terminal:
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.
 
-        Returns False if there is no terminal: print plain lines instead.
+        In a narrow terminal it may have several rows. Returns False if there is no terminal: print plain lines instead.
         """
         if not self._can_redraw:
             return False
-        try:
-            width = os.get_terminal_size(self._fds["err"]).columns or 80
-        except OSError:
-            width = 80
-        text = line(width)
+        text = line(self._width())
         if self._at_start and text != self._drawn:
-            self._write("err", ERASE + text.encode("ascii", "replace"))
+            self._write("err", self._erasing() + text.replace("\n", "\r\n").encode("ascii", "replace"))
             self._drawn = text
         return True
+
+    def _width(self) -> int:
+        """Of the terminal, in columns."""
+        try:
+            return os.get_terminal_size(self._fds["err"]).columns or 80
+        except OSError:
+            return 80
+
+    def _erasing(self) -> bytes:
+        """What erases the live line. A terminal that was made narrower meanwhile has broken its rows."""
+        width = self._width()
+        rows = sum(max(1, -(-len(row) // width)) for row in self._drawn.split("\n"))
+        return ERASE + ERASE_ABOVE * (rows - 1)
 
     def abandon(self, seconds: float) -> None:
         """From now on, drop output that a stalled reader has not taken after so many seconds.
@@ -68,7 +77,7 @@ class Terminal:
     def _put(self, stream: Stream, data: bytes) -> None:
         if self._is_terminal[stream]:
             if self._drawn:
-                self._write("err", ERASE)
+                self._write("err", self._erasing())
                 self._drawn = ""
             self._at_start = data.endswith(b"\n")
         self._write(stream, data)

@@ -6,25 +6,28 @@ import contextlib
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from trainkit.files import open_regular, parse_json, read_end
+from trainkit.heartbeat import PHASES
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.rundir.layout import AttemptLayout
+from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
 from trainkit.text import format_duration, format_memory, format_rate
 
 CHUNK = 1 << 18
-PLAIN_SECONDS = 1.0  # between two lines of progress where there is no live line …
-PLAIN_SHARE = 0.02  # … and at least this share of the time so far, so that a long run's log stays short
+PREPARING_SECONDS = 1.0  # between two lines of a preparation's output where there is no live line
 AT_ONCE = 64  # chunks of output read before other events are handled
 TAIL_BYTES = 1 << 16
 BAR = 12  # characters
 NEWEST = 0.1  # weight of the latest pace in the smoothed pace
+RECENT = 50  # lines of steps that show how fast a run is
 
 
 class Tail:
@@ -81,37 +84,114 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress by the metrics so far. Times are seconds; seen: by a monotonic clock."""
+    """How far a run is, by its metrics and its main rank's heartbeat. Times are seconds; seen: by a monotonic clock.
+
+    step: the latest one that is done; logged: the latest one with a line in the metrics, which is `latest`.
+    evaluation: loss and metrics of the latest evaluation. evaluates_every, saves_every: in steps, 0 for never.
+    phase: what the main rank does now, as in trainkit/heartbeat.py; empty where there is no heartbeat.
+    """
 
     total: int | None = None
     step: int = 0
+    logged: int = 0
     latest: Mapping[str, Any] | None = None
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    evaluates_every: int = 0
+    saves_every: int = 0
+    evaluation_seconds: float = 0.0  # of the latest evaluation
     seconds_per_step: float | None = None  # smoothed: the first records count equally, each later one a tenth
     paces: int = 0  # records from which it was computed
     seen: float = 0.0
+    phase: str = ""
 
     def take(self, record: Mapping[str, Any], now: float) -> Progress:
         """After one more record of metrics.jsonl."""
         if record.get("event") == "start":
-            total = record.get("steps")
-            return replace(self, total=total if isinstance(total, int) else None)
-        step = record.get("step")
-        if not isinstance(step, int) or "loss" not in record:
+            first, evaluates, saves = (
+                _whole(record.get(name)) or 0 for name in ("first_step", "evaluates_every", "saves_every")
+            )
+            known = replace(self, total=_whole(record.get("steps")), step=first, logged=first)
+            return replace(known, evaluates_every=evaluates, saves_every=saves)
+        step = _whole(record.get("step"))
+        if step is None:
             return self
-        steps, seconds = step - self.step, record.get("seconds")
-        known = replace(self, step=step, latest=record, seen=now)
-        if not self.latest or steps <= 0 or not isinstance(seconds, int | float):
+        if found := evaluation_of(record):
+            took = _number_or_none(record.get(f"{PREFIX}seconds")) or 0.0
+            return replace(self, evaluation=found, evaluation_seconds=took)
+        if "loss" not in record:
+            return self
+        steps, seconds = step - self.logged, _number_or_none(record.get("seconds"))
+        known = replace(self, step=max(step, self.step), logged=step, latest=record, seen=now)
+        if not self.latest or steps <= 0 or seconds is None:
             return known
         before, paces = self.seconds_per_step or 0.0, self.paces + 1
         # Whole steps between two records: a run may log every n-th.
         pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
         return replace(known, seconds_per_step=pace, paces=paces)
 
+    def beat(self, beat: RankBeat, now: float) -> Progress:
+        """As the main rank's heartbeat says, which is ahead of the metrics."""
+        known = replace(self, phase=PHASES[beat.state.phase])
+        if beat.state.step <= self.step:
+            return known
+        pace = self.seconds_per_step if self.paces else beat.seconds_per_step
+        return replace(known, step=beat.state.step, seen=now, seconds_per_step=pace)
+
     def remaining(self, now: float) -> float | None:
-        """Seconds to the last step at the latest pace; None if unknown."""
+        """Seconds to the end at the latest pace, with the evaluations before it; None if unknown."""
         if self.total is None or self.seconds_per_step is None:
             return None
-        return max(0.0, (self.total - self.step) * self.seconds_per_step - (now - self.seen))
+        evaluations = 0
+        if self.evaluates_every:
+            evaluations = -(-self.total // self.evaluates_every) - self.step // self.evaluates_every
+        steps = (self.total - self.step) * self.seconds_per_step
+        return max(0.0, steps + evaluations * self.evaluation_seconds - (now - self.seen))
+
+    @property
+    def following(self) -> str:
+        """What the run does now beside its steps, or does next: ``evaluating``, ``evaluation at step 200``."""
+        if self.phase in NOW:
+            return NOW[self.phase]
+        if self.total is None:
+            return ""
+        events = (("evaluation", self.evaluates_every), ("checkpoint", self.saves_every))
+        due = {what: min(self.total, (self.step // every + 1) * every) for what, every in events if every}
+        first = min(due.values(), default=self.total)
+        what = " and ".join(name for name, step in due.items() if step == first)
+        return f"{what} at step {first}" if what and self.step < first else ""
+
+
+# Phases beside the steps, as the live line calls them.
+NOW: Mapping[str, str] = {"start": "starting", "evaluation": "evaluating", "checkpoint": "saving"}
+
+
+def read_progress(metrics: Path) -> Progress:
+    """The progress by a run's metrics so far; of those of the steps only the latest are parsed."""
+    progress, recent = Progress(), deque[bytes](maxlen=RECENT)
+
+    def parsed(line: bytes) -> None:
+        nonlocal progress
+        with contextlib.suppress(ValueError):  # torn
+            record = parse_json(line)
+            progress = progress.take(record, 0.0) if isinstance(record, dict) else progress
+
+    with contextlib.suppress(OSError), os.fdopen(open_regular(metrics), "rb") as file:
+        for line in file:
+            if b'"event"' in line or b'"eval_loss"' in line:
+                parsed(line)
+            else:
+                recent.append(line)
+    for line in recent:
+        parsed(line)
+    return progress
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _number_or_none(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class Relay:
@@ -129,7 +209,8 @@ class Relay:
         self._preparing: Tail | None = None
         # The metrics of an earlier attempt are skipped.
         self._metrics = Tail(metrics, metrics.stat().st_size if metrics.exists() else 0) if metrics else None
-        self._begin = self._said = time.monotonic()
+        self._heartbeats = Heartbeats(logs, {0}) if metrics else None
+        self._prepared_said = time.monotonic()
         self._unsaid = ""
 
     def follow_logs(self, rank: int, streams: Iterable[Stream]) -> None:
@@ -155,58 +236,67 @@ class Relay:
 
     def turn(self, most: int | None = AT_ONCE) -> None:
         """Show new output. most: chunks of it, None for all."""
-        lines = self._preparing.read().decode("utf-8", "replace").splitlines() if self._preparing else []
-        if lines and not self._console.live(lambda width: lines[-1][: width - 1]):
-            self._unsaid = lines[-1]
-            self._say_plain(due=False)
+        self._show_preparation()
         for stream, tail in self._tails.items():
             for data in islice(iter(tail.read, b""), most):
                 self._console.program(stream, data)
         for record in self._metrics.records() if self._metrics else ():
             self.progress = self.progress.take(record, time.monotonic())
-            line = plain_line(self.progress, record)
-            if line:
-                self._unsaid = line
-                if not self._draw():
-                    self._say_plain(due="evaluation" in line)
-        if self.progress.latest is not None:
+            if line := plain_line(self.progress, record):
+                if self._draw():
+                    self._unsaid = line
+                else:
+                    self._console.say(line)
+        for beat in self._heartbeats.read().values() if self._heartbeats else ():
+            self.progress = self.progress.beat(beat, time.monotonic())
+        # A program of the user's own that has the terminal to itself is not written into.
+        if self.progress.total is not None or (self._tails and self.progress.step):
             self._draw()
 
     def finish(self) -> None:
         self.turn(None)
-        if self.progress.latest is None or not self._draw():
-            self._say_plain(due=True)
-        elif self._unsaid:
+        if self._unsaid:
             self._console.say(self._unsaid)  # the live line will be erased
         for tail in filter(None, (*self._tails.values(), self._metrics)):
             if tail.refusal:
                 self._console.say(tail.refusal)
             tail.close()
+        if self._heartbeats:
+            self._heartbeats.close()
+
+    def _show_preparation(self) -> None:
+        lines = self._preparing.read().decode("utf-8", "replace").splitlines() if self._preparing else []
+        if lines and not self._console.live(lambda width: lines[-1][: width - 1]):
+            now = time.monotonic()
+            if now - self._prepared_said >= PREPARING_SECONDS:
+                self._prepared_said = now
+                self._console.say(lines[-1])
 
     def _draw(self) -> bool:
         now = time.monotonic()
         return self._console.live(lambda width: live_line(self.progress, now, width))
 
-    def _say_plain(self, *, due: bool) -> None:
-        now = time.monotonic()
-        due = due or now - self._said >= max(PLAIN_SECONDS, PLAIN_SHARE * (now - self._begin))
-        if due and self._unsaid:
-            self._console.say(self._unsaid)
-            self._said, self._unsaid = now, ""
-
 
 def live_line(progress: Progress, now: float, width: int) -> str:
-    """The line for a terminal of this width. In a narrow one the bar is dropped first, then parts from the right."""
-    parts = _parts(progress.latest or {})
-    remaining = progress.remaining(now)
-    if remaining is not None:
-        parts.insert(1, f"{format_duration(remaining)} left")
+    """The line for a terminal of this width. In a narrow one the bar is dropped, and the parts wrap into more rows."""
     head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
-    candidates = ["  ".join([head, *parts[:kept]]) for kept in range(len(parts), -1, -1)]
+    remaining = progress.remaining(now)
+    left = [f"{format_duration(remaining)} left"] if remaining is not None else []
+    loss, *rest = _parts(progress.latest) if progress.latest else [""]
+    parts = [part for part in (head, loss, *left, *rest, progress.following) if part]
     if progress.total:
         filled = min(BAR, BAR * progress.step // progress.total)
-        candidates.insert(0, f"[{'#' * filled}{'.' * (BAR - filled)}] {candidates[0]}")
-    return next((line for line in candidates if len(line) < width), head[: max(0, width - 1)])
+        whole = f"[{'#' * filled}{'.' * (BAR - filled)}] {'  '.join(parts)}"
+        if len(whole) < width:
+            return whole
+    rows = [""]
+    for part in parts:
+        joined = f"{rows[-1]}  {part}" if rows[-1] else part
+        if len(joined) < width or not rows[-1]:
+            rows[-1] = joined
+        else:
+            rows.append(part)
+    return "\n".join(row[: max(0, width - 1)] for row in rows)
 
 
 def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
@@ -238,6 +328,7 @@ def latest_evaluation(metrics: Path) -> dict[str, Any]:
 
 
 def _parts(record: Mapping[str, Any]) -> list[str]:
+    """Loss, rate and memory."""
     parts = [f"loss {_number(record['loss'])}"] if "loss" in record else []
     unit = next((unit for unit in ("tokens", "samples") if record.get(f"{unit}_per_second")), None)
     if unit is not None:

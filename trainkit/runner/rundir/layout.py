@@ -83,6 +83,7 @@ class RunLayout:
     result = PathInRun("result.json")  # the built-in trainer's measurements
     summary = PathInRun("summary.json")  # the summary of the whole run
     status = PathInRun("status.json")  # the state: starting, running, or who ended it and why
+    job_output = PathInRun("job.out")  # of a job's script, with all that trainkit has shown
     lock = PathInRun(".lock")  # locked while trainkit or the guardian lives
 
     @classmethod

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.schema.cluster import Cluster
-from trainkit.runner.report.progress import Tail
+from trainkit.runner.report.progress import Progress, Tail, plain_line
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import read_status
 from trainkit.runner.rundir.records import Status, read_records
@@ -69,12 +69,15 @@ class Logs:
         self._asked: set[Path] = set()  # attempts whose records were read in this look
         self._said: set[str] = set()  # what could not be read
         self._first = max(1, len(layout.attempts))
+        self._metrics, self._progress = Tail(layout.metrics), Progress()
+        self._has_looked = False
 
     def show(self) -> bool:
         """Print what is new; whether there was anything."""
         any_new = False
         self._asked.clear()
-        for path, prefix in self._files():
+        files = [*self._files()]
+        for path, prefix in files:
             tail = self._tails.setdefault(path, Tail(path, kept=not self._wanted.every))
             while data := tail.read():
                 any_new = True
@@ -82,6 +85,8 @@ class Logs:
             if tail.refusal and tail.refusal not in self._said:
                 self._said.add(tail.refusal)
                 sys.stderr.write(f"{tail.refusal}\n")
+        if self._wanted == Wanted() and self._layout.job_output not in dict(files):
+            any_new = self._show_progress() or any_new
         sys.stdout.flush()
         return any_new
 
@@ -95,13 +100,25 @@ class Logs:
         self._rest.clear()
         sys.stdout.flush()
 
+    def _show_progress(self) -> bool:
+        """Print the lines of the progress, which the built-in trainer leaves to the metrics, of the newest attempt."""
+        lines: list[str] = []
+        for record in self._metrics.records():
+            if record.get("event") == "start" and not self._has_looked:
+                lines.clear()  # they are of earlier attempts
+            self._progress = self._progress.take(record, 0.0)
+            lines += filter(None, [plain_line(self._progress, record)])
+        self._has_looked = True
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+        return bool(lines)
+
     def _prefixed(self, path: Path, prefix: str, data: bytes) -> bytes:
         *lines, self._rest[path] = (self._rest.get(path, b"") + data).split(b"\n")
         return b"".join(b"%s %s\n" % (prefix.encode(), line) for line in lines)
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         wanted = self._wanted
-        output = self._layout.root / "job.out"
+        output = self._layout.job_output
         if wanted == Wanted() and output.exists():
             yield output, ""
             return

@@ -278,7 +278,7 @@ def _ended_unbegun(layout: RunLayout, job: JobState) -> dict[str, Any]:
     """How a job has ended whose script has not come to start an attempt."""
     if pending_request(layout) == "cancel" or job.why == "cancelled":
         return {"word": "cancelled", "why": "cancelled before the run began", "exit_code": STOPPED}
-    said = f"see {layout.root}/job.out" if _size(layout.root / "job.out") else "it has said nothing"
+    said = f"see {layout.job_output}" if _size(layout.job_output) else "it has said nothing"
     how = job.reason or job.why
     why = f"the job ended before trainkit began ({how}): {said}; do its nodes see {layout.root}?"
     return {"word": "failed", "why": why, "exit_code": int(ExitCode.MACHINE)}

@@ -113,7 +113,7 @@ def _write_files(scheduler: Scheduler, request: JobRequest, layout: RunLayout) -
     for name, content in scheduler.files(request).items():
         publish(layout.root / name, content, mode=0o777 if content.startswith("#!") else 0o666)
     if scheduler.shares_folder:
-        (layout.root / "job.out").touch()
+        layout.job_output.touch()
 
 
 @contextlib.contextmanager
