@@ -61,7 +61,7 @@ class _Help:
                 each.display_type_rich = lambda ctx: None
             elif getattr(each, "is_flag", False):
                 each.metavar = ""
-            elif each.metavar is None and (each.min, each.max) != (None, None):
+            elif each.metavar is None and _is_bounded(getattr(each, "type", each)):  # older Typers have it on the type
                 each.metavar = "N"
         return params
 
@@ -81,6 +81,10 @@ class _Help:
         rich_utils.COLOR_SYSTEM, rich_utils.FORCE_TERMINAL = ("auto", True) if is_coloured else (None, None)
         self.help = folded(self.help or "")
         super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+def _is_bounded(number: Any) -> bool:
+    return any(getattr(number, name, None) is not None for name in ("min", "max"))
 
 
 def help_width() -> int:
