@@ -163,8 +163,7 @@ def standings_table(standings: Sequence[Standing]) -> str:
     colour = Colour(sys.stdout, os.environ)
 
     def painted(cell: str) -> str:
-        word = cell.strip().replace(" ", "_")
-        return colour.paint(cell, STATES[word]) if word in STATES else cell
+        return colour.paint(cell, STATES.get(cell.strip().replace(" ", "_"), "title"))
 
     cells = {
         "ID": [each.run.layout.short_id for each in standings],
@@ -269,14 +268,14 @@ def show(
 
 def headline(standing: Standing) -> str:
     """The first line about a run: its state, and why, in the state's colour."""
-    from trainkit.colour import STATES, Colour
+    from trainkit.colour import Colour
 
     state = standing.state
     parts = [f", exit code {standing.exit_code}" if standing.exit_code is not None else ""]
     parts += [f", attempt {state.attempt}" if state.attempt > 1 else ""]
     unknown = ": no reason recorded" if state.is_over and standing.exit_code else ""
     rest = one_line("".join(parts) + (f": {state.why}" if state.why else unknown))
-    return f"{Colour(sys.stdout, os.environ).paint(one_line(standing.word), STATES.get(state.word, 'dim'))}{rest}\n"
+    return f"{Colour(sys.stdout, os.environ).state(one_line(state.word))}{rest}\n"
 
 
 def figures(standing: Standing) -> list[tuple[str, str]]:
