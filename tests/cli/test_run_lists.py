@@ -73,6 +73,17 @@ def test_every_command_takes_a_short_id_or_an_unambiguous_beginning(trainkit: Tr
         assert "neither" not in done.stderr, words
 
 
+def test_a_run_is_planned_again_by_its_short_id(root: Path, trainkit: Trainkit) -> None:
+    run = root / "lora" / "20260101-000000-aaaa11"
+    (run / "recipe.yaml").write_text("version: 1\nname: lora\ntrain: {steps: 7}\n")
+    assert "train.steps: 7" in trainkit("explain", "aaaa11", "train.steps").stdout.replace(" = ", ": ")
+    (run / "recipe.yaml").rename(run / "elsewhere")
+    (run / "recipe.yaml").symlink_to("elsewhere")
+    refused = trainkit("check", "aaaa11")
+    assert refused.returncode == 2
+    assert "recipe.yaml is a link" in refused.stderr
+
+
 def test_an_ambiguous_beginning_lists_the_runs_it_may_be_and_names_come_first(root: Path) -> None:
     with pytest.raises(UsageError, match=r"2026 may be any of 3 runs: aaaa11 .*aabb22 .*cccc33"):
         runs_commands.find_run("2026", str(root))

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _LAST = 10  # lines of a log
 _SHORTEST = 4  # characters of a beginning that may stand for an id
-_ID = re.compile("([0-9]{8}-[0-9]{6}-)?[0-9a-f]{6}(-[0-9]+)?")
 _TASK = re.compile("-[0-9]+$")
 _CONDITION = re.compile(r"(\w+)\s*(<=|>=|!=|=|<|>)\s*(.+)")
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -498,7 +497,7 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
             what = f"{word} is too short for the beginning of a run's id"
             raise UsageError(what, hint=f"give {_SHORTEST} characters of it, or more")
         return one_of(word, begun)
-    if elsewhere := [run for each in known_roots() for run in runs_of_id(word, each)]:
+    if elsewhere := [run for each in known_roots() for run in listing.runs_of_id(word, each)]:
         return one_of(word, elsewhere)
     what = f"{word} is neither a run directory nor a run in {root}"
     raise UsageError(what, hint="`trainkit runs list` shows them")
@@ -513,16 +512,6 @@ def one_of(word: str, found: list[RunInfo]) -> tuple[list[RunInfo], bool]:
         return sorted(found, key=lambda each: int(each.layout.id.rpartition("-")[2])), True
     alike = join_names([f"{each.layout.short_id} ({each.layout.name}, {each.layout.id})" for each in found])
     raise UsageError(f"{word} may be any of {len(found)} runs: {alike}", hint="give more of the id")
-
-
-def runs_of_id(word: str, root: str) -> list[RunInfo]:
-    """The runs under a root whose id, or short id, this is."""
-    from trainkit.runner.rundir.listing import is_run, read_run
-
-    if not _ID.fullmatch(word):
-        return []
-    paths = (path for pattern in (word, f"*-{word}") for path in Path(root).glob(f"*/{pattern}"))
-    return [read_run(path) for path in paths if is_run(path)]
 
 
 def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:

@@ -31,6 +31,7 @@ from trainkit.planner.resume import FOLDER, SavedCheckpoint, written_by_rank
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 from trainkit.runner.rundir.records import Status
 
+ID = re.compile("([0-9]{8}-[0-9]{6}-)?[0-9a-f]{6}(-[0-9]+)?")  # of a run, or its short id
 EXPORT_SUFFIX = ".export"  # of a folder prepared for an upload
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 TRAINER_STATE = "trainer_state.json"  # written by rank 0 after weights and optimizer
@@ -68,6 +69,14 @@ def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
     parents = [root / name] if name else sorted(subfolders(root))
     runs = [read_run(path) for parent in parents for path in subfolders(parent) if is_run(path)]
     return sorted(runs, key=lambda run: run.layout.id)
+
+
+def runs_of_id(word: str, root: str) -> list[RunInfo]:
+    """The runs under a root whose id, or short id, this is."""
+    if not ID.fullmatch(word):
+        return []
+    paths = (path for pattern in (word, f"*-{word}") for path in Path(root).glob(f"*/{pattern}"))
+    return [read_run(path) for path in paths if is_run(path)]
 
 
 def is_run(path: Path) -> bool:
