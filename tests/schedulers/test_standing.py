@@ -18,6 +18,7 @@ from trainkit.launch_plan.model import Choice, Plan, plan_to_json
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
 from trainkit.recipe.resolved import Resolved
+from trainkit.runner.report.summary import NOT_FINITE
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_run
 from trainkit.runner.watch.heartbeats import RankBeat
@@ -113,11 +114,23 @@ def test_a_run_whose_end_nobody_saw_stands_where_its_metrics_end(layout: RunLayo
     assert (found.left, found.duration) == (None, None)
 
 
+def test_a_loss_that_is_no_number_is_told_apart_from_one_that_is_unknown(running: RunLayout) -> None:
+    log(running, START, *steps(3), {"step": 4, "loss": None, "seconds": 2.0})
+    found = standing_of(read_run(running.root))
+    assert (found.step, found.loss, found.diverged) == (4, None, True)
+    write(running, state="ended", exit_code=1)
+    running.summary.write_text(json.dumps({"steps": 4, "final_loss": None, "reasons": {"final_loss": NOT_FINITE}}))
+    assert standing_of(read_run(running.root)).diverged
+    running.summary.write_text(json.dumps({"steps": 4, "final_loss": None, "reasons": {"final_loss": "unknown"}}))
+    assert not standing_of(read_run(running.root)).diverged
+
+
 @pytest.mark.parametrize(
     "summary",
     [
         {"steps": -1, "final_loss": "x", "eval_loss": [], "memory": 5, "best_metric": [], "metrics": {"a": {}}},
         {"steps": 1e300, "final_loss": float("nan"), "eval_loss": float("inf"), "memory": [3, {"rss": "x"}]},
+        {"steps": 10**400, "final_loss": 10**400, "eval_loss": -(10**400)},
         {"steps": True, "total_steps": 2**60, "tokens_per_second": {}, "metrics": []},
     ],
 )

@@ -1,4 +1,4 @@
-"""`trainkit runs`: run directories listed, shown and pruned."""
+"""`trainkit runs`: run directories listed, shown, compared and pruned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -25,12 +25,14 @@ from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
 from trainkit.text import (
+    MIB,
     Column,
     fitted_table,
     format_age,
     format_duration,
     format_memory,
     format_rate,
+    format_size,
     join_names,
     pluralize,
     table,
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 
 _LAST = 10  # lines of a log
 _SHORTEST = 4  # characters of a beginning that may stand for an id
-_ID = re.compile("([0-9]{8}-[0-9]{6}-)?[0-9a-f]{6}(-[0-9]+)?")
 _TASK = re.compile("-[0-9]+$")
 _CONDITION = re.compile(r"(\w+)\s*(<=|>=|!=|=|<|>)\s*(.+)")
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -56,7 +57,7 @@ _EXTRA = ("EXIT", "RATE", "RUN", "STRATEGY", "PROGRAM", "LAUNCHER")
 app = typer.Typer(
     name="runs",
     cls=CommandGroup,
-    help="List, show and prune run directories.",
+    help="List, show, compare and prune run directories.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -161,8 +162,7 @@ def standings_table(standings: Sequence[Standing]) -> str:
     colour = Colour(sys.stdout, os.environ)
 
     def painted(cell: str) -> str:
-        word = cell.strip().replace(" ", "_")
-        return colour.paint(cell, STATES[word]) if word in STATES else cell
+        return colour.paint(cell, STATES.get(cell.strip().replace(" ", "_"), "title"))
 
     cells = {
         "ID": [each.run.layout.short_id for each in standings],
@@ -170,7 +170,7 @@ def standings_table(standings: Sequence[Standing]) -> str:
         "STATE": [each.word for each in standings],
         "EXIT": ["" if each.exit_code is None else str(each.exit_code) for each in standings],
         "STEPS": [described_steps(each) for each in standings],
-        "LOSS": ["" if each.loss is None else f"{each.loss:.4f}" for each in standings],
+        "LOSS": [described_loss(each) for each in standings],
         "EVALUATION": [described_evaluation(each) for each in standings],
         "TIME": [described_time(each) for each in standings],
         "AGE": [format_age(time.time() - each.run.started) if each.run.started else "" for each in standings],
@@ -180,7 +180,12 @@ def standings_table(standings: Sequence[Standing]) -> str:
         "LAUNCHER": [each.run.launched.get("launcher", "") for each in standings],
         "RUN": [str(each.run.layout.root) for each in standings],
     }
-    shortened = {"NAME": (10, "start"), "EVALUATION": (8, "end"), "PROGRAM": (12, "start"), "RUN": (24, "end")}
+    shortened: dict[str, tuple[int, Literal["start", "end"]]] = {
+        "NAME": (10, "start"),
+        "EVALUATION": (8, "end"),
+        "PROGRAM": (12, "start"),
+        "RUN": (24, "end"),
+    }
     columns = []
     for head, texts in cells.items():
         least, keeps = shortened.get(head, (0, "start"))
@@ -191,6 +196,11 @@ def standings_table(standings: Sequence[Standing]) -> str:
 def described_steps(standing: Standing) -> str:
     """``120/1000``; empty where nothing is known."""
     return "/".join(str(each) for each in (standing.step, standing.total) if each is not None)
+
+
+def described_loss(standing: Standing) -> str:
+    """``2.5671``; ``nan`` also for infinity."""
+    return "nan" if standing.diverged else "" if standing.loss is None else f"{standing.loss:.4f}"
 
 
 def described_evaluation(standing: Standing) -> str:
@@ -206,11 +216,10 @@ def described_time(standing: Standing) -> str:
 
 
 def described_rate(standing: Standing) -> str:
-    """``52.3k tokens/s``, or samples where they are not tokens."""
-    for unit, rate in (("tokens", standing.tokens_per_second), ("samples", standing.samples_per_second)):
-        if rate is not None:
-            return f"{format_rate(rate)} {unit}/s"
-    return ""
+    """``52.3k tokens/s``, or samples where they are not tokens, or steps of a script that tells no more."""
+    steps = 1 / standing.seconds_per_step if standing.seconds_per_step else None
+    rates = {"tokens": standing.tokens_per_second, "samples": standing.samples_per_second, "steps": steps}
+    return next((f"{format_rate(rate)} {unit}/s" for unit, rate in rates.items() if rate is not None), "")
 
 
 def known_roots() -> list[str]:
@@ -258,14 +267,14 @@ def show(
 
 def headline(standing: Standing) -> str:
     """The first line about a run: its state, and why, in the state's colour."""
-    from trainkit.colour import STATES, Colour
+    from trainkit.colour import Colour
 
     state = standing.state
     parts = [f", exit code {standing.exit_code}" if standing.exit_code is not None else ""]
     parts += [f", attempt {state.attempt}" if state.attempt > 1 else ""]
     unknown = ": no reason recorded" if state.is_over and standing.exit_code else ""
     rest = one_line("".join(parts) + (f": {state.why}" if state.why else unknown))
-    return f"{Colour(sys.stdout, os.environ).paint(one_line(standing.word), STATES.get(state.word, 'dim'))}{rest}\n"
+    return f"{Colour(sys.stdout, os.environ).state(one_line(state.word))}{rest}\n"
 
 
 def figures(standing: Standing) -> list[tuple[str, str]]:
@@ -283,7 +292,7 @@ def figures(standing: Standing) -> list[tuple[str, str]]:
     rows = [
         ("Run", f"{run.layout.name} {run.layout.short_id}"),
         ("Step", f"{steps.replace('/', ' of ')}{share}{', ' * bool(now := NOW.get(standing.phase, ''))}{now}"),
-        ("Loss", "" if standing.loss is None else f"{standing.loss:.4f}"),
+        ("Loss", described_loss(standing)),
         ("Evaluation", described_evaluation(standing)),
         ("Time left", left),
         ("Time", spent),
@@ -317,14 +326,99 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
             yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
+@app.command("diff", cls=Command)
+def diff(
+    first: Annotated[str, Argument(metavar="RUN", help="A run, as for `trainkit status`.")],
+    second: Annotated[str, Argument(metavar="OTHER", help="The run to compare it with.")],
+    root: Root = "runs",
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: their recipes, plans, environments and results; what is equal is not shown.
+
+    Example: trainkit runs diff 1ceb19 7f0a22
+    """
+    from trainkit.runner.report.difference import differences
+    from trainkit.schedulers.jobs.run_state import Jobs
+    from trainkit.schedulers.jobs.standing import standing_of
+
+    jobs, infos = Jobs(), [find_run(word, root) for word in (first, second)]
+    standings = [standing_of(each, jobs) for each in infos]
+    parts = {**differences(infos[0], infos[1]), "results": results(standings[0], standings[1])}
+    if as_json:
+        data: dict[str, Any] = {"runs": [each.as_data() for each in standings]}
+        for part, found in parts.items():
+            data[part] = {key: dict(zip(("first", "second"), pair, strict=True)) for key, pair in found.items()}
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+        return
+    names = [f"{each.run.layout.name} {each.run.layout.short_id}" for each in standings]
+    width = shutil.get_terminal_size((0, 0)).columns or None
+    for number, (part, found) in enumerate(parts.items()):
+        sys.stdout.write("\n" if number else "")
+        if not found:
+            write_text(f"{part.upper()}: nothing differs\n")
+            continue
+        cells = [[*found], *([shown_value(pair[side]) for pair in found.values()] for side in (0, 1))]
+        heads = [part.upper(), *names] if names[0] != names[1] else [part.upper(), names[0], f"{names[1]} (2)"]
+        changes = [relative_change(*pair) for pair in found.values()] if part == "results" else []
+        columns = [Column(heads[0], [*map(one_line, cells[0])], 12, "end")]
+        columns += [
+            Column(one_line(head), [*map(one_line, each)], 10) for head, each in zip(heads[1:], cells[1:], strict=True)
+        ]
+        columns += [Column("CHANGE", changes)] if changes else []
+        sys.stdout.write(fitted_table(columns, [each.head for each in columns], (), width))
+
+
+def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
+    """In what two runs differ at their ends, or so far."""
+    from trainkit.runner.report.difference import compared
+
+    def known(standing: Standing) -> dict[str, Any]:
+        measured = standing.run.summary.get("metrics") if standing.state.is_over else None
+        evaluated = dict([standing.evaluation] if standing.evaluation else [])
+        evaluated |= measured if isinstance(measured, Mapping) else {}
+        if standing.state.is_over and standing.run.summary.get("eval_loss") is not None:
+            evaluated["loss"] = standing.run.summary["eval_loss"]
+        memory, seconds = standing.memory_bytes, standing.duration
+        return {
+            "state": standing.word,
+            "steps": standing.step,
+            "loss": standing.loss,
+            **{f"evaluation {name}": value for name, value in evaluated.items()},
+            "samples/s": standing.samples_per_second,
+            "tokens/s": standing.tokens_per_second,
+            "peak memory, MiB": None if memory is None else round(memory / MIB),
+            "seconds": None if seconds is None else round(seconds, 1),
+        }
+
+    one, other = known(first), known(second)
+    found = compared(one, other)
+    return {name: found[name] for name in dict.fromkeys((*one, *other)) if name in found}
+
+
+def shown_value(value: Any) -> str:
+    """A value of a comparison; empty for none."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def relative_change(first: Any, second: Any) -> str:
+    """``+12.5%`` from the first number to the second; empty where either is none."""
+    numbers = [each for each in (first, second) if isinstance(each, int | float) and not isinstance(each, bool)]
+    return f"{(second - first) / abs(first):+.1%}" if len(numbers) == 2 and first else ""
+
+
 @app.command("prune", cls=Command)
 def prune(
     name: Name = None,
     root: Root = "runs",
     keep: Annotated[int, Option("--keep", min=0, help="How many of the newest runs of each name to keep.")] = 5,
     yes: Annotated[bool, Option("--yes", help="Remove without asking.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only show what would be removed, and how much that frees.")
+    ] = False,
 ) -> None:
-    """Remove old run directories. A run that is, or may be, running or queued is never removed.
+    """Remove old run directories, after showing how much space that frees. Runs that may go on are never removed.
 
     Example: trainkit runs prune --keep 3
     """
@@ -339,7 +433,11 @@ def prune(
     if not chosen:
         write_text("nothing to remove\n")
         return
-    write_text("".join(f"{run.layout.root}\n" for run in chosen))
+    sizes, freed = listing.disk_use([run.layout.root for run in chosen])
+    write_text(table((format_size(size), str(run.layout.root)) for size, run in zip(sizes, chosen, strict=True)))
+    write_text(f"{'removing this run' if len(chosen) == 1 else 'removing these'} frees {format_size(freed)}\n")
+    if dry_run:
+        return
     if not yes:
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
@@ -399,7 +497,7 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
             what = f"{word} is too short for the beginning of a run's id"
             raise UsageError(what, hint=f"give {_SHORTEST} characters of it, or more")
         return one_of(word, begun)
-    if elsewhere := [run for each in known_roots() for run in runs_of_id(word, each)]:
+    if elsewhere := [run for each in known_roots() for run in listing.runs_of_id(word, each)]:
         return one_of(word, elsewhere)
     what = f"{word} is neither a run directory nor a run in {root}"
     raise UsageError(what, hint="`trainkit runs list` shows them")
@@ -414,16 +512,6 @@ def one_of(word: str, found: list[RunInfo]) -> tuple[list[RunInfo], bool]:
         return sorted(found, key=lambda each: int(each.layout.id.rpartition("-")[2])), True
     alike = join_names([f"{each.layout.short_id} ({each.layout.name}, {each.layout.id})" for each in found])
     raise UsageError(f"{word} may be any of {len(found)} runs: {alike}", hint="give more of the id")
-
-
-def runs_of_id(word: str, root: str) -> list[RunInfo]:
-    """The runs under a root whose id, or short id, this is."""
-    from trainkit.runner.rundir.listing import is_run, read_run
-
-    if not _ID.fullmatch(word):
-        return []
-    paths = (path for pattern in (word, f"*-{word}") for path in Path(root).glob(f"*/{pattern}"))
-    return [read_run(path) for path in paths if is_run(path)]
 
 
 def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:

@@ -25,6 +25,7 @@ CHUNK = 1 << 18
 PREPARING_SECONDS = 1.0  # between two lines of a preparation's output where there is no live line
 AT_ONCE = 64  # chunks of output read before other events are handled
 TAIL_BYTES = 1 << 16
+LONGEST_LINE = 1 << 22  # bytes of a record; trainkit writes none as long
 BAR = 12  # characters
 NEWEST = 0.1  # weight of the latest pace in the smoothed pace
 LARGEST = 1 << 53  # a step or a number of seconds
@@ -177,7 +178,7 @@ def read_progress(metrics: Path) -> Progress:
             progress = progress.take(record, 0.0) if isinstance(record, dict) else progress
 
     with contextlib.suppress(OSError), os.fdopen(open_regular(metrics), "rb") as file:
-        for line in file:
+        while len(line := file.readline(LONGEST_LINE)) not in (0, LONGEST_LINE):
             if b'"event"' in line or b'"eval_loss"' in line:
                 parsed(line)
             else:

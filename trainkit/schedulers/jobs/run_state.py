@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -366,10 +365,3 @@ def schedulers_with_job(number: str) -> Iterator[Scheduler]:
         queues = scheduler.shares_folder and not scheduler.supervised
         if queues and re.fullmatch(scheduler.job_id, number, re.ASCII):
             yield scheduler
-
-
-def age(seconds: float | None) -> str:
-    """How long ago, for people."""
-    from trainkit.text import format_duration
-
-    return "" if seconds is None else f"{format_duration(max(0.0, time.time() - seconds))} ago"

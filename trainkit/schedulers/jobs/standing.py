@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,19 +13,21 @@ from trainkit.files import read_json
 from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.recipe.secrets import mask_words
 from trainkit.runner.report.progress import Progress, read_progress
-from trainkit.runner.report.summary import headline, own_results
+from trainkit.runner.report.summary import NOT_FINITE, headline, own_results
 from trainkit.runner.rundir.listing import RunInfo
 from trainkit.runner.watch.heartbeats import Heartbeats
 from trainkit.schedulers.jobs.run_state import Jobs, RunState, state_of
+
+HUGE = 1e300  # no measurement is as large
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a run stands at one moment. What is not known is None, as is what is infinite or not a number.
 
-    step, total: the latest step that is done, and the last one. loss: of the latest logged step. evaluation: name and
-    value of the number that decides (`headline`). left: seconds to the end. memory_bytes: of rank 0 while it runs, then
-    the peak of the largest rank. phase: what rank 0 does now, of a run on this machine.
+    step, total: the latest step that is done, and the last one. loss: of the latest logged step. diverged: that is no
+    finite number. evaluation: name and value of the number that decides (`headline`). left: seconds to the end.
+    memory_bytes: of rank 0 while it runs, then the peak of the largest rank. phase: of rank 0, on this machine.
     """
 
     run: RunInfo
@@ -33,10 +35,12 @@ class Standing:
     step: int | None = None
     total: int | None = None
     loss: float | None = None
+    diverged: bool = False
     evaluation: tuple[str, float] | None = None
     left: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
+    seconds_per_step: float | None = None
     memory_bytes: int | None = None
     phase: str = ""
 
@@ -84,10 +88,12 @@ class Standing:
             "step": self.step,
             "total_steps": self.total,
             "loss": self.loss,
+            "diverged": self.diverged,
             "evaluation": None if name is None else {"metric": name, "value": value},
             "seconds_left": self.left,
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
+            "seconds_per_step": self.seconds_per_step,
             "memory_bytes": self.memory_bytes,
             "phase": self.phase,
             "started": self.run.started,
@@ -135,7 +141,7 @@ def _ended(standing: Standing) -> Standing:
     step, total = _whole(summary.get("steps")), _whole(summary.get("total_steps"))
     if total is None and standing.state.word == "done" and not summary.get("stopped_early"):
         total = step
-    ranks = summary.get("memory")
+    ranks, reasons = summary.get("memory"), summary.get("reasons")
     ranks = [each for each in ranks if isinstance(each, Mapping)] if isinstance(ranks, list) else []
     used = [each.get("peak_allocated") or each.get("rss") for each in ranks]
     return replace(
@@ -143,9 +149,11 @@ def _ended(standing: Standing) -> Standing:
         step=step,
         total=total,
         loss=_number(summary.get("final_loss")),
-        evaluation=_finite(headline(summary)),
+        diverged=isinstance(reasons, Mapping) and reasons.get("final_loss") == NOT_FINITE,
+        evaluation=_evaluation(summary),
         tokens_per_second=_number(summary.get("tokens_per_second")),
         samples_per_second=_number(summary.get("samples_per_second")),
+        seconds_per_step=_number(summary.get("step_seconds")),
         memory_bytes=max((each for each in map(_whole, used) if each is not None), default=None),
     )
 
@@ -168,10 +176,12 @@ def _by_metrics(standing: Standing) -> Standing:
         step=progress.step if progress.step or progress.total is not None else None,
         total=progress.total,
         loss=_number(latest.get("loss", own.get("final_loss"))),
-        evaluation=_finite(headline({"eval_loss": evaluated.pop("loss", own.get("eval_loss")), "metrics": evaluated})),
+        diverged="loss" in latest and latest["loss"] is None,  # as the trainer logs it
+        evaluation=_evaluation({"eval_loss": evaluated.pop("loss", own.get("eval_loss")), "metrics": evaluated}),
         left=_number(progress.remaining(0.0)) if is_running else None,
         tokens_per_second=_number(latest.get("tokens_per_second")),
         samples_per_second=_number(samples),
+        seconds_per_step=_number(progress.seconds_per_step),
         memory_bytes=_whole(latest.get("memory_bytes")),
         phase=progress.phase,
     )
@@ -200,13 +210,17 @@ def _with_heartbeat(progress: Progress, standing: Standing) -> Progress:
     return progress
 
 
-def _finite(evaluation: tuple[str, float] | None) -> tuple[str, float] | None:
-    return evaluation if evaluation and math.isfinite(evaluation[1]) else None
+def _evaluation(summary: Mapping[str, Any]) -> tuple[str, float] | None:
+    with contextlib.suppress(OverflowError):  # an integer of hundreds of digits
+        name, value = headline(summary) or ("", None)
+        return None if _number(value) is None else (name, float(value or 0))
+    return None
 
 
 def _number(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return float(value) if known else None  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and -HUGE < value < HUGE:
+        return float(value)
+    return None
 
 
 def _whole(value: object) -> int | None:
