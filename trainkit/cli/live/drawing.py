@@ -1,7 +1,7 @@
 """The parts of the screen, each drawn into so many columns and rows: curves, memory, ranks, the end of a log.
 
-Curves are drawn here in dots of Braille: a screen is to take two hundredths of a core, and plotext takes as long for one
-chart (17 to 29 ms of noise) as is taken here for a screen of four (24 ms, on the same machine).
+Curves are drawn here in dots of Braille: a screen is to take two hundredths of a core, and plotext takes as long for
+one chart (17 to 29 ms of noise) as is taken here for a screen of four (24 ms, on the same machine).
 """
 
 from __future__ import annotations
