@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
     "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT ARGS...] | COMMAND..."),
     "dump": ("runs:dump", Command, ""),
     "runs": ("runs:app", CommandGroup, ""),
+    "report": ("report:report", Command, ""),
 }
 # What scripts and jobs call, and nobody types.
 HIDDEN: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {"job": ("job:app", CommandGroup, "")}

@@ -1,0 +1,243 @@
+"""What a report shows of a run, from the files of its directory: each may be missing, damaged, or another user's."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainingError
+from trainkit.files import read_json, read_json_lines, read_whole
+from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, mask_values, secret_keys
+from trainkit.runner.report.exit_status import Verdict
+from trainkit.runner.report.failure import LINES, describe_failure
+from trainkit.runner.report.history import Curve, History
+from trainkit.runner.report.progress import last_lines
+from trainkit.runner.rundir.code_state import read_code
+from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
+from trainkit.runner.rundir.listing import RunInfo
+from trainkit.runner.rundir.records import read_records
+from trainkit.schedulers.jobs.run_state import RunState, state_of
+
+PREDICTIONS = "predictions.jsonl"
+READ = 20_000  # lines of the predictions
+FIRST, WORST = 10, 10  # that are shown
+ROWS = 3  # of the data, that are shown with what is learned
+CULPRITS = 4  # ranks of an attempt whose last lines are shown
+SETTINGS = "trainer.json"
+Pieces = tuple[tuple[str, bool], ...]  # of a row: text, and whether it is learned
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """first: the first lines. worst: those that are furthest off. count: how many were read; more: whether not all."""
+
+    first: Sequence[Mapping[str, Any]] = ()
+    worst: Sequence[Mapping[str, Any]] = ()
+    count: int = 0
+    right: int | None = None  # of labels
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One run. times: seconds since 1970 by step. settings: values of the recipe by their keys, as text.
+
+    failures: title and text of each. why_no_rows: why `rows` is empty. Texts are without secrets.
+    """
+
+    label: str
+    info: RunInfo
+    state: RunState
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    times: Curve = field(default_factory=Curve)
+    start: Mapping[str, Any] = field(default_factory=dict)
+    total: int | None = None
+    plan: str = ""
+    recipe: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    environment: str = ""
+    code: str = ""
+    failures: Sequence[tuple[str, str]] = ()
+    predictions: Predictions = Predictions()
+    rows: Sequence[Pieces] = ()
+    why_no_rows: str = ""
+    refusal: str = ""  # why the metrics could not be read
+
+
+def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
+    """Everything about a run. environ: the caller's, which names the cache of prepared rows."""
+    layout, state = info.layout, state_of(info.layout)
+    history = History(layout.metrics)
+    history.read()
+    recipe = _text(layout.recipe)
+    rows, why_no_rows = _rows(layout, environ)
+    code = read_code(layout)
+    return Collected(
+        label,
+        info,
+        state,
+        {**history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
+        history.times,
+        history.start,
+        history.progress.total,
+        _plan(layout),
+        _masked(recipe),
+        _settings(recipe),
+        _masked(_text(layout.environment)),
+        str(code or ""),
+        [] if not state.is_over or state.exit_code == 0 else list(_failures(layout, state)),
+        _predictions(layout),
+        rows,
+        why_no_rows,
+        history.refusal,
+    )
+
+
+def labels_of(infos: Sequence[RunInfo]) -> list[str]:
+    """What runs are called beside each other: their names, with their ids where names are equal."""
+    names = [info.layout.name for info in infos]
+    return [
+        name if names.count(name) == 1 else f"{name} {info.layout.id}" for name, info in zip(names, infos, strict=True)
+    ]
+
+
+def _of_steps(history: History) -> dict[str, Curve]:
+    """The time of a step: a record may be of several."""
+    curve, found = history.curves.get("seconds", Curve()), Curve()
+    for before, step, seconds in zip([0, *curve.steps], curve.steps, curve.values, strict=False):
+        found.add(step, None if seconds is None else seconds / max(1, step - before))
+    return {"step_seconds": found}
+
+
+def _of_cards(layout: RunLayout, times: Curve) -> dict[str, Curve]:
+    """The most memory of a GPU, and the mean utilization of all, by the step in which they were sampled."""
+    memory, busy = dict[int, int](), dict[int, list[int]]()
+    moments = [moment or 0.0 for moment in times.values]
+    for sample in read_json_lines(layout.cards):
+        at, cards = sample.get("time"), sample.get("cards")
+        if not isinstance(at, int | float) or not isinstance(cards, list) or not moments or at < moments[0]:
+            continue
+        if (place := bisect_left(moments, at)) == len(moments):
+            break
+        step = times.steps[place]
+        for card in (each for each in cards if isinstance(each, dict)):
+            if isinstance(used := card.get("memory_bytes"), int):
+                memory[step] = max(memory.get(step, 0), used)
+            if isinstance(share := card.get("utilization"), int):
+                busy.setdefault(step, []).append(share)
+    return {
+        "gpu_memory": Curve([*memory], [*memory.values()]),
+        "gpu_utilization": Curve([*busy], [sum(each) / len(each) for each in busy.values()]),
+    }
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return read_whole(path).decode("utf-8", "replace")
+    return ""
+
+
+def _plan(layout: RunLayout) -> str:
+    """As `trainkit plan` shows it; of another version's only that."""
+    from trainkit.launch_plan.model import plan_from_json
+    from trainkit.launch_plan.render import table
+
+    if not (content := read_json(layout.plan)):
+        return ""
+    try:
+        return mask_values(table.render(plan_from_json(content)))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"{layout.plan} is damaged, or of another version of trainkit ({type(error).__name__})"
+
+
+def _settings(recipe: str) -> dict[str, str]:
+    """The values of a recipe by their keys (`optimizer.lr`); none of one that cannot be read."""
+    from trainkit.recipe.yaml_reader import compose
+
+    def leaves(tree: object, prefix: str) -> Iterator[tuple[str, str]]:
+        if isinstance(tree, Mapping) and tree:
+            for name, value in tree.items():
+                yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
+        else:
+            shown = "null" if tree is None else str(tree).lower() if isinstance(tree, bool) else str(tree)
+            yield prefix, MASK if prefix in secrets else mask_values(shown)
+
+    tree = compose(recipe).tree
+    secrets = {key for key, _ in secret_keys(tree)}
+    secrets |= {key.rpartition(".")[0] for key in secrets}  # of a list, which is shown as a whole
+    return dict(leaves(tree, ""))
+
+
+def _failures(layout: RunLayout, state: RunState) -> Iterator[tuple[str, str]]:
+    """Of the run as a whole what was said at its end, and of each attempt the last lines of the ranks that failed."""
+    attempts, status = layout.attempts, read_json(layout.status)
+    if attempts and status.get("failure"):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged, or of another version
+            verdict = Verdict(**{name: status[name] for name in Verdict._fields})
+            yield "At the end", _masked(describe_failure(verdict, attempts[-1], None))
+    elif state.why:
+        yield "At the end", _masked(state.why)
+    for attempt in attempts:
+        yield from _of_attempt(attempt)
+
+
+def _of_attempt(attempt: AttemptLayout) -> Iterator[tuple[str, str]]:
+    failed = []
+    with contextlib.suppress(OSError):
+        failed = [each for each in read_records(str(attempt.root)) if each.failed]
+    # A launcher ends the others: who failed by itself, and first, is to blame.
+    for each in sorted(failed, key=lambda each: (each.told_to_stop, each.ended or 0.0))[:CULPRITS]:
+        how = f"exit code {each.code}" + (", told to stop" if each.told_to_stop else "")
+        log = next((log for stream in ("err", "out") if last_lines(log := attempt.log(each.rank, stream), 1)), None)
+        lines = last_lines(log, LINES) if log else []
+        title = f"Attempt {attempt.root.name}: rank {each.rank} on {each.host}, {how}"
+        yield title, _masked("\n".join([f"{log}:", *lines] if log else ["it has written nothing"]))
+    if not failed and (lines := last_lines(attempt.launcher_log, LINES)):
+        yield f"Attempt {attempt.root.name}: the launcher", _masked("\n".join([f"{attempt.launcher_log}:", *lines]))
+
+
+def _masked(text: str) -> str:
+    return "\n".join(map(mask_line, mask_private_keys(text).splitlines()))
+
+
+def _predictions(layout: RunLayout) -> Predictions:
+    lines = read_json_lines(layout.root / PREDICTIONS)
+    found = list(islice(lines, READ))
+    more = next(lines, None) is not None
+    judged = [each for each in found if each.get("target") is not None and "label" in each]
+    right = sum(each["label"] == each["target"] for each in judged) if judged else None
+    worst = sorted(found[FIRST:], key=_badness, reverse=True)[:WORST]
+    return Predictions(found[:FIRST], [each for each in worst if _badness(each) > 0], len(found), right, more)
+
+
+def _badness(line: Mapping[str, Any]) -> float:
+    """Of a wrong label its probability, of a right one 0; of a text its loss."""
+    shares, loss, label = line.get("probabilities"), line.get("loss"), line.get("label")
+    if isinstance(shares, list) and isinstance(label, int) and 0 <= label < len(shares):
+        share = shares[label]
+        return float(share) if isinstance(share, int | float) and label != line.get("target") else 0.0
+    return float(loss) if isinstance(loss, int | float) and loss < float("inf") else 0.0
+
+
+def _rows(layout: RunLayout, environ: Mapping[str, str]) -> tuple[list[Pieces], str]:
+    """Some rows as the model reads them, with what it learns; else why there are none. Nothing is prepared for it."""
+    settings = layout.root / SETTINGS
+    if not settings.is_file():
+        return [], "a program of one's own reads its own data"
+    try:
+        from trainkit.data.report import learned_pieces
+        from trainkit.trainer.settings import read_settings
+
+        return [tuple(pieces) for pieces in learned_pieces(read_settings(settings).recipe, environ, ROWS)], ""
+    except TrainingError as error:
+        return [], mask_values(str(error))
+    except ImportError as error:
+        return [], f"reading them needs {error.name}, which is not installed here"
+    except (OSError, ValueError) as error:
+        return [], f"{layout.root.name}: the prepared rows cannot be read: {error}"
