@@ -1,7 +1,8 @@
-"""Drives a headless Chromium over its DevTools protocol, through a pipe: no package, no port, no driver to keep in step.
+"""Drives a headless Chromium over its DevTools protocol, through a pipe.
 
-https://chromedevtools.github.io/devtools-protocol/; `--remote-debugging-pipe` reads commands from descriptor 3 and writes
-answers and events to 4, each a JSON text that ends with a NUL.
+Playwright would bring a driver of 53 MB, and browsers of its own; of it only these few calls would be used.
+https://chromedevtools.github.io/devtools-protocol/; `--remote-debugging-pipe` reads commands from descriptor 3 and
+writes answers and events to 4, each a JSON text that ends with a NUL.
 """
 
 from __future__ import annotations
@@ -149,5 +150,9 @@ class Chromium:
     @property
     def requests(self) -> list[str]:
         """The addresses that were asked for since `open`."""
-        asked = (each["params"]["request"]["url"] for each in self.events if each.get("method") == "Network.requestWillBeSent")
+        asked = (
+            each["params"]["request"]["url"]
+            for each in self.events
+            if each.get("method") == "Network.requestWillBeSent"
+        )
         return list(asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainkit.data.encode import RowEncoder
 from trainkit.data.formats import RowFormat
@@ -209,11 +209,9 @@ def learned_pieces(recipe: Recipe, environ: Mapping[str, str], rows: int) -> lis
 
     Nothing is prepared, and neither torch nor transformers is loaded. TrainingError says why there are none.
     """
-    data = recipe.data
-    if not isinstance(data, DatasetData) or data.mix or data.streaming:
-        kind = "mixed" if isinstance(data, DatasetData) and data.mix else "streamed"
-        kind = kind if isinstance(data, DatasetData) else f"data.kind is {data.kind}"
-        raise TrainingError(f"only rows of one data set that are prepared before a run can be shown: {kind}")
+    data = cast("DatasetData", recipe.data)
+    if data.mix or data.streaming:
+        raise TrainingError("only rows of one source that are prepared before a run can be shown")
     found = row_files(own_source(data), data, task_of(recipe))
     prepared = known_already(recipe, found.files, found.held_out, environ)
     if prepared is None:

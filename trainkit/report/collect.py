@@ -10,17 +10,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import TrainingError
+from trainkit.errors import MachineError, TrainingError
 from trainkit.files import read_json, read_json_lines, read_whole
 from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, mask_values, secret_keys
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import LINES, describe_failure
-from trainkit.runner.report.history import Curve, History
+from trainkit.runner.report.history import Curve, History, finite
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import RunInfo
-from trainkit.runner.rundir.records import read_records
+from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.schedulers.jobs.run_state import RunState, state_of
 
 PREDICTIONS = "predictions.jsonl"
@@ -152,6 +152,8 @@ def _plan(layout: RunLayout) -> str:
         return ""
     try:
         return mask_values(table.render(plan_from_json(content)))
+    except MachineError as error:
+        return f"{error}"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return f"{layout.plan} is damaged, or of another version of trainkit ({type(error).__name__})"
 
@@ -175,31 +177,31 @@ def _settings(recipe: str) -> dict[str, str]:
 
 
 def _failures(layout: RunLayout, state: RunState) -> Iterator[tuple[str, str]]:
-    """Of the run as a whole what was said at its end, and of each attempt the last lines of the ranks that failed."""
-    attempts, status = layout.attempts, read_json(layout.status)
+    """What was said of the run at its end, and of each attempt the last lines of other ranks that failed."""
+    attempts, status, told = layout.attempts, read_json(layout.status), None
     if attempts and status.get("failure"):
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged, or of another version
             verdict = Verdict(**{name: status[name] for name in Verdict._fields})
             yield "At the end", _masked(describe_failure(verdict, attempts[-1], None))
+            told = verdict.rank
     elif state.why:
         yield "At the end", _masked(state.why)
     for attempt in attempts:
-        yield from _of_attempt(attempt)
+        yield from _of_attempt(attempt, told if attempt == attempts[-1] else None)
 
 
-def _of_attempt(attempt: AttemptLayout) -> Iterator[tuple[str, str]]:
-    failed = []
+def _of_attempt(attempt: AttemptLayout, told: int | None) -> Iterator[tuple[str, str]]:
+    failed = list[RankRecord]()
     with contextlib.suppress(OSError):
         failed = [each for each in read_records(str(attempt.root)) if each.failed]
     # A launcher ends the others: who failed by itself, and first, is to blame.
-    for each in sorted(failed, key=lambda each: (each.told_to_stop, each.ended or 0.0))[:CULPRITS]:
-        how = f"exit code {each.code}" + (", told to stop" if each.told_to_stop else "")
-        log = next((log for stream in ("err", "out") if last_lines(log := attempt.log(each.rank, stream), 1)), None)
-        lines = last_lines(log, LINES) if log else []
-        title = f"Attempt {attempt.root.name}: rank {each.rank} on {each.host}, {how}"
-        yield title, _masked("\n".join([f"{log}:", *lines] if log else ["it has written nothing"]))
-    if not failed and (lines := last_lines(attempt.launcher_log, LINES)):
-        yield f"Attempt {attempt.root.name}: the launcher", _masked("\n".join([f"{attempt.launcher_log}:", *lines]))
+    blamed = [each for each in failed if not each.told_to_stop] or failed
+    for each in sorted(blamed, key=lambda each: each.ended or 0.0)[:CULPRITS]:
+        if each.rank != told:
+            log = next((log for stream in ("err", "out") if last_lines(log := attempt.log(each.rank, stream), 1)), None)
+            lines = [f"{log}:", *last_lines(log, LINES)] if log else ["it has written nothing"]
+            title = f"Attempt {attempt.root.name}: rank {each.rank} on {each.host}, exit code {each.code}"
+            yield title, _masked("\n".join(lines))
 
 
 def _masked(text: str) -> str:
@@ -218,26 +220,29 @@ def _predictions(layout: RunLayout) -> Predictions:
 
 def _badness(line: Mapping[str, Any]) -> float:
     """Of a wrong label its probability, of a right one 0; of a text its loss."""
-    shares, loss, label = line.get("probabilities"), line.get("loss"), line.get("label")
+    shares, label = line.get("probabilities"), line.get("label")
     if isinstance(shares, list) and isinstance(label, int) and 0 <= label < len(shares):
-        share = shares[label]
-        return float(share) if isinstance(share, int | float) and label != line.get("target") else 0.0
-    return float(loss) if isinstance(loss, int | float) and loss < float("inf") else 0.0
+        return finite(shares[label]) or 0.0 if label != line.get("target") else 0.0
+    return finite(line.get("loss")) or 0.0
 
 
 def _rows(layout: RunLayout, environ: Mapping[str, str]) -> tuple[list[Pieces], str]:
     """Some rows as the model reads them, with what it learns; else why there are none. Nothing is prepared for it."""
     settings = layout.root / SETTINGS
     if not settings.is_file():
-        return [], "a program of one's own reads its own data"
+        return [], ""  # a program of the user's own reads its own data
     try:
-        from trainkit.data.report import learned_pieces
         from trainkit.trainer.settings import read_settings
 
-        return [tuple(pieces) for pieces in learned_pieces(read_settings(settings).recipe, environ, ROWS)], ""
+        recipe = read_settings(settings).recipe
+        if recipe.data.kind != "dataset":
+            return [], ""
+        from trainkit.data.report import learned_pieces
+
+        return [tuple(pieces) for pieces in learned_pieces(recipe, environ, ROWS)], ""
     except TrainingError as error:
         return [], mask_values(str(error))
     except ImportError as error:
         return [], f"reading them needs {error.name}, which is not installed here"
-    except (OSError, ValueError) as error:
-        return [], f"{layout.root.name}: the prepared rows cannot be read: {error}"
+    except (OSError, ValueError, LookupError) as error:
+        return [], f"the prepared rows cannot be read: {error}"

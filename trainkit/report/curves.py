@@ -64,14 +64,14 @@ def charts_of(runs: Sequence[Collected]) -> list[Chart]:
 def chart_data(runs: Sequence[Collected]) -> dict[str, Any]:
     """What the page's program draws.
 
-    `runs` have their names and, to show curves over time, seconds since their first step (`s`) at some steps (`x`). Each
-    of the `charts` has its series: values `y` at steps `x` of a run by its number, the means `my` of as many stretches
-    with their middles `mx` if it is thinned, and `marks` if it is to be drawn as points.
+    `runs` have their names and, for curves over time, seconds since their first step (`s`) at some steps (`x`). Each of
+    the `charts` has its series: values `y` at steps `x` of a run by its number, `marks` if they are to be drawn as
+    points, and if it is thinned the means `my` of stretches with their middles `mx`.
     """
     charts = charts_of(runs)
     most = max(FEWEST, min(POINTS, ALL_POINTS // max(1, len(charts) * len(runs))))
     return {
-        "runs": [{"label": run.label, **_times(run.times)} for run in runs],
+        "runs": [{"label": run.label, **_times(run.times, most)} for run in runs],
         "charts": [
             {"title": each.title, "unit": each.unit, "loss": each.loss, "series": list(_series(each, runs, most))}
             for each in charts
@@ -121,8 +121,8 @@ def _means(curve: Curve, parts: int) -> dict[str, Any]:
     return {"mx": steps, "my": means}
 
 
-def _times(times: Curve) -> dict[str, Any]:
-    places = kept(times.values, POINTS)
+def _times(times: Curve, most: int) -> dict[str, Any]:
+    places = kept(times.values, most)
     start = times.values[0] if times.values else None
     if start is None:
         return {"x": [], "s": []}

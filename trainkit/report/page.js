@@ -10,7 +10,7 @@
 
   const short = value => {
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(2).replace(/\.?0+e/, "e");
+    if (size !== 0 && (size < 1e-4 || size >= 1e9)) return value.toExponential(2).replace(/\.?0+e/, "e");
     return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
   };
   const bytes = value => value >= 2 ** 30 ? `${short(value / 2 ** 30)} GiB` : `${short(value / 2 ** 20)} MiB`;
@@ -53,7 +53,7 @@
     const swatch = document.querySelector(`.key[data-run="${run}"] svg`);
     return { colour: () => getComputedStyle(swatch).stroke, swatch, dash: swatch.firstElementChild.getAttribute("stroke-dasharray") };
   };
-  const styles = data.runs.map((_, run) => styleOf(run));
+  const styles = data.charts.length ? data.runs.map((_, run) => styleOf(run)) : [];
   const faint = colour => colour.replace("rgb(", "rgba(").replace(")", ", 0.3)");
 
   // The tables of a chart and how each is drawn.
@@ -68,7 +68,7 @@
       const dashes = dash ? dash.split(" ").map(Number) : undefined;
       found.push({ run: each.run, x: across(each.run, each.x), y: fit(each.y), options: each.marks
         ? { stroke: colour, width: 1, dash: [2, 4], points: { show: true, size: 8, stroke: colour, fill: colour } }
-        : { stroke: smooth ? () => faint(colour()) : colour, width: 1.5, dash: smooth ? undefined : dashes }, marks: each.marks });
+        : { stroke: smooth ? () => faint(colour()) : colour, width: 1.5, dash: smooth ? undefined : dashes, points: { size: 5, fill: colour } }, marks: each.marks });
       if (smooth) {
         const y = smoothed(fit(each.my || each.y), share);
         found.push({ run: each.run, x: across(each.run, each.mx || each.x), y, smooth, options: { stroke: colour, width: 2, dash: dashes, points: { show: false } } });
@@ -97,6 +97,12 @@
       item.append(styles[part.run].swatch.cloneNode(true), `${kind}${SHOW[chart.unit](value)}`);
       box.append(item);
     });
+  };
+
+  // A flat curve lies in the middle.
+  const around = (_, min, max) => {
+    if (min === null || min < max) return uPlot.rangeNum(min, max, 0.1, true);
+    return min === 0 ? [0, 1] : [min - Math.abs(min) / 10, max + Math.abs(max) / 10];
   };
 
   const nearest = (plot, series, index) => {
@@ -128,10 +134,11 @@
       ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const plot = new uPlot({
       width: place.clientWidth, height: 230, legend: { show: false },
-      scales: { x: { time: false, range: () => view || whole }, y: { distr: log ? 3 : 1 } },
+      scales: { x: { time: false, range: () => view || whole }, y: log ? { distr: 3 } : { range: around } },
       axes: [
         { ...axis, values: (_, ticks) => ticks.map(overTime ? clock : short), space: 64, ...(overTime ? {} : { incrs: [1, 2, 5, 10, 20, 50].concat(...[2, 3, 4, 5, 6, 7, 8].map(e => [10 ** e, 2 * 10 ** e, 5 * 10 ** e])) }) },
-        { ...axis, values: (_, ticks) => ticks.map(value => value === null ? "" : format(value)),
+        { ...axis, ...(chart.unit === "bytes" ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10240, 20480].map(size => size * 2 ** 20) } : {}),
+          values: (_, ticks) => ticks.map(value => value === null ? "" : format(value)),
           size: (_, ticks) => Math.max(36, 14 + 6.6 * Math.max(0, ...(ticks || []).map(tick => tick.length))) },
       ],
       series: [{}, ...parts.map(part => ({ ...part.options, show: shown[part.run] }))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import json
@@ -10,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 from trainkit import __version__
 from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
+from trainkit.runner.report.history import finite
 from trainkit.runner.report.summary import headline
 from trainkit.text import format_duration, format_memory, format_rate, join_names, pluralize, strip_control
 
@@ -24,8 +27,23 @@ MARK = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name=
 COLOURS, DASHES = 6, ("", "7 3", "2 2", "10 3 2 3")
 MOST = COLOURS * len(DASHES)  # runs that can be told from each other
 LONG = 40_000  # characters of a text
+COLUMNS = ("sample", "text", "source", "reference", "prediction", "probabilities", "loss")
+FEW = 24  # differing keys that are shown at once
 CELL = 600  # of a text in a table
+NONE = "-"  # what is unknown
 _OTHER = ("start", "steps")  # phases that are of no step
+CONTROLS = """
+<div class="controls">
+<label>Over <select id="axis"><option value="step">steps</option><option value="time">time</option></select></label>
+<label>Smoothing <select id="smoothing"><option value="0">none</option>
+<option value="0.02">mean of 2 %</option><option value="0.1">mean of 10 %</option></select></label>
+<label><input type="checkbox" id="log"> Loss logarithmic</label>
+<button type="button" id="reset" disabled>Whole range</button>
+</div></div>
+<div id="charts"><noscript><p>The curves are drawn by JavaScript, which is switched off.</p></noscript></div>
+<p class="dim">Drag to zoom, double click for the whole range. With the keyboard: arrows move the mark, + and - zoom,
+Escape shows the whole range. Long curves keep the extremes of each stretch.</p>
+"""
 
 
 def page(runs: Sequence[Collected], title: str, comparison: str = "") -> str:
@@ -42,9 +60,10 @@ def page(runs: Sequence[Collected], title: str, comparison: str = "") -> str:
     links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name, _ in shown)
     parts = (
         f'{MARK}<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        f'<meta name="viewport" content="width=device-width"><title>{_e(title)} – trainkit report</title>',
+        f'<meta name="viewport" content="width=device-width"><title>{_e(title)} · trainkit report</title>',
         f'<style>{style}</style></head><body><header><h1>{_e(title)}</h1><p class="dim">{_head(runs)}</p>',
-        f'<nav aria-label="Sections">{links}<button type="button" id="theme">Dark or light</button></nav></header><main>',
+        f'<nav aria-label="Sections">{links}<button type="button" id="theme">Dark or light</button></nav></header>',
+        "<main>",
         *(f'<section id="{name.lower()}"><h2>{name}</h2>{body}</section>' for name, body in shown),
         f'</main><script type="application/json" id="data">{_json(data)}</script>',
         *(f"<script>{script}</script>" for script in scripts),
@@ -77,36 +96,34 @@ def _head(runs: Sequence[Collected]) -> str:
     return f"{of} · written {time.strftime('%Y-%m-%d %H:%M:%S')} by trainkit {__version__}"
 
 
-def _sections(
-    runs: Sequence[Collected], comparison: str, *, charts: bool
-) -> Iterator[tuple[str, Iterable[str]]]:
+def _sections(runs: Sequence[Collected], comparison: str, *, charts: bool) -> Iterator[tuple[str, Iterable[str]]]:
     """The sections by their names; one without content is left out."""
     yield "Comparison", [_pre(comparison)] if comparison else []
     yield "Summary", _summary(runs)
-    yield "Failures", _of_each(runs, lambda run: "".join(f"<h4>{_e(what)}</h4>{_pre(text)}" for what, text in run.failures))
+    yield (
+        "Failures",
+        _of_each(runs, lambda run: "".join(f"<h3 class="sub">{_e(what)}</h3>{_pre(text)}" for what, text in run.failures)),
+    )
     yield "Curves", _curves(runs, charts=charts)
     yield "Phases", _phases(runs)
     yield "Samples", _of_each(runs, lambda run: _pre(sample) if (sample := run.info.summary.get("sample")) else "")
     yield "Predictions", _of_each(runs, _predictions)
     yield "Rows", _of_each(runs, _rows)
     yield "Recipe", _recipe(runs)
-    yield "Plan", _of_each(runs, lambda run: _pre(run.plan), closed=True)
-    yield "Environment", _of_each(runs, _environment, closed=True)
+    yield "Plan", _of_each(runs, lambda run: _pre(run.plan), "Show the plan")
+    yield "Environment", _of_each(runs, _environment, "Show the environment")
 
 
-def _of_each(
-    runs: Sequence[Collected], body: Callable[[Collected], str], *, closed: bool = False
-) -> Iterator[str]:
-    """What there is of each run, below its name where there are several."""
+def _of_each(runs: Sequence[Collected], body: Callable[[Collected], str], closed: str = "") -> Iterator[str]:
+    """What there is of each run, below its name where there are several. closed: what opens it, if it is not."""
     for number, run in enumerate(runs):
-        if not (shown := body(run)):
-            continue
-        if len(runs) == 1 and not closed:
-            yield shown
-        else:
-            heading = f"{_swatch(number)}{_e(run.label)}" if len(runs) > 1 else "Show"
+        shown = body(run)
+        if shown and (closed or len(runs) > 1):
+            heading = f"{_swatch(number)}{_e(run.label)}" if len(runs) > 1 else closed
             opened = "" if closed else " open"
             yield f"<details{opened}><summary><h3>{heading}</h3></summary>{shown}</details>"
+        else:
+            yield shown
 
 
 def _pre(text: object) -> str:
@@ -133,7 +150,7 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
         return
     names = list(dict.fromkeys(name for each in found for name in each))
     rows = [
-        (f"{_swatch(number)}{_e(run.label)}", *(_e(each.get(name, "–")) for name in names))
+        (f"{_swatch(number)}{_e(run.label)}", *(_e(each.get(name, NONE)) for name in names))
         for number, (run, each) in enumerate(zip(runs, found, strict=True))
     ]
     yield _table(("Run", *names), rows)
@@ -148,13 +165,13 @@ def facts(run: Collected) -> Iterator[tuple[str, str]]:
         return known[-1] if known else None
 
     def number(name: str, curve: str = "") -> float | None:
-        value = summary.get(name)
-        return value if isinstance(value, int | float) else last(curve)
+        value = finite(summary.get(name))
+        return last(curve) if value is None else value
 
     code = f", exit code {state.exit_code}" if state.is_over and state.exit_code else ""
     yield "State", f"{state.word.replace('_', ' ')}{code}"
     if info.started:
-        yield "Started", f"{datetime.fromtimestamp(info.started):%Y-%m-%d %H:%M:%S}"
+        yield "Started", f"{datetime.fromtimestamp(info.started):%Y-%m-%d %H:%M}"
         if (until := info.ended if state.is_over else time.time()) is not None:
             yield "Duration", format_duration(max(0.0, until - info.started))
     if state.step is not None:
@@ -165,10 +182,11 @@ def facts(run: Collected) -> Iterator[tuple[str, str]]:
     ):
         if value is not None:
             yield title, f"{value:.4f}"
-    if (found := headline(summary)) and found[0] != "loss":
-        yield f"Evaluation {found[0]}", f"{found[1]:.4f}"
-    best, at = summary.get("best_value"), summary.get("best_step")
-    if isinstance(best, int | float) and at is not None:
+    with contextlib.suppress(OverflowError):  # of a damaged summary
+        if (found := headline(summary)) and found[0] != "loss":
+            yield f"Evaluation {found[0]}", f"{found[1]:.4f}"
+    best, at = finite(summary.get("best_value")), summary.get("best_step")
+    if best is not None and at is not None:
         yield f"Best {summary.get('best_metric')}", f"{best:.4f} at step {at}"
     for title, name in (("Samples/s", "samples_per_second"), ("Tokens/s", "tokens_per_second")):
         if (value := number(name, name)) is not None and value > 0:
@@ -183,7 +201,10 @@ def facts(run: Collected) -> Iterator[tuple[str, str]]:
     world = run.start.get("world_size") or summary.get("world_size")
     strategy = run.info.launched.get("strategy", "")
     if strategy:
-        yield "Strategy", f"{strategy} \N{MULTIPLICATION SIGN} {pluralize(world, 'rank')}" if isinstance(world, int) else strategy
+        yield (
+            "Strategy",
+            f"{strategy} \N{MULTIPLICATION SIGN} {pluralize(world, 'rank')}" if isinstance(world, int) else strategy,
+        )
     if program := run.info.program:
         yield "Program", program if program != "builtin" else "built-in trainer"
 
@@ -207,17 +228,7 @@ def _curves(runs: Sequence[Collected], *, charts: bool) -> Iterator[str]:
         f"<span>{_e(run.label)}</span></button>"
         for number, run in enumerate(runs)
     )
-    yield (
-        f'<div id="bar"><div id="legend" role="group" aria-label="Runs">{keys}</div><div class="controls">'
-        '<label>Over <select id="axis"><option value="step">steps</option><option value="time">time</option></select></label>'
-        '<label>Smoothing <select id="smoothing"><option value="0">none</option><option value="0.02">mean of 2 %</option>'
-        '<option value="0.1">mean of 10 %</option></select></label>'
-        '<label><input type="checkbox" id="log"> Loss logarithmic</label>'
-        '<button type="button" id="reset" disabled>Whole range</button></div></div>'
-        '<div id="charts"><noscript><p>The curves are drawn by JavaScript, which is switched off.</p></noscript></div>'
-        '<p class="dim">Drag to zoom, double click for the whole range. With the keyboard: arrows move the mark, '
-        "+ and − zoom, Escape shows the whole range. Long curves keep the extremes of each stretch.</p>"
-    )
+    yield f'<div id="bar"><div id="legend" role="group" aria-label="Runs">{keys}</div>{CONTROLS}'
 
 
 def _phases(runs: Sequence[Collected]) -> Iterator[str]:
@@ -229,21 +240,26 @@ def _phases(runs: Sequence[Collected]) -> Iterator[str]:
         return
     yield '<p class="dim">Mean of a step of rank 0, evaluations and checkpoints spread over all steps.</p>'
     for number, (run, each, seconds) in enumerate(zip(runs, found, whole, strict=True)):
-        at, bars = 0.0, list[str]()
-        for name in names:
-            width = 1000 * each.get(name, 0.0) / max(whole)
-            bars.append(f'<rect class="phase{names.index(name)}" x="{at:.2f}" width="{width:.2f}" height="24"/>')
-            at += width
-        label = f'<p class="bar">{_swatch(number)}{_e(run.label)}: {_seconds(seconds)} a step</p>' if len(runs) > 1 else ""
-        yield f'{label}<svg class="phases" viewBox="0 0 1000 24" preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg>'
+        if len(runs) > 1:
+            yield f'<p class="bar">{_swatch(number)}{_e(run.label)}: {_seconds(seconds)} a step</p>'
+        ends = [
+            1000 * sum(each.get(name, 0.0) for name in names[:place]) / max(whole) for place in range(len(names) + 1)
+        ]
+        bars = "".join(
+            f'<rect class="phase{place}" x="{start:.2f}" width="{end - start:.2f}" height="24"/>'
+            for place, (start, end) in enumerate(pairwise(ends))
+        )
+        yield f'<svg class="phases" viewBox="0 0 1000 24" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>'
     rows = []
     for place, name in enumerate(names):
-        key = f'<svg class="square" width="12" height="12" aria-hidden="true"><rect class="phase{place}" width="12" height="12"/></svg>'
+        square = (
+            f'<svg width="12" height="12" aria-hidden="true"><rect class="phase{place}" width="12" height="12"/></svg>'
+        )
         cells = (
-            f"{_seconds(each.get(name, 0.0))} · {each.get(name, 0.0) / seconds:.1%}" if seconds else "–"
+            f"{_seconds(each.get(name, 0.0))} · {each.get(name, 0.0) / seconds:.1%}" if seconds else NONE
             for each, seconds in zip(found, whole, strict=True)
         )
-        rows.append((f"{key}{_e(name)}", *cells))
+        rows.append((f'<td class="name">{square} {_e(name)}</td>', *cells))
     yield _table(("Phase", *(run.label if len(runs) > 1 else "Time" for run in runs)), rows)
 
 
@@ -260,36 +276,34 @@ def _predictions(run: Collected) -> str:
     found = run.predictions
     if not found.count:
         return ""
-    count = f"{found.count:,}{' of more' if found.more else ''}"
     right = "" if found.right is None else f", {found.right:,} right ({found.right / found.count:.1%})"
-    parts = [f'<p class="dim">{count} in {PREDICTIONS}{right}.{f" Only the first {READ:,} were read." if found.more else ""}</p>']
+    read = f"the first {READ:,} lines" if found.more else pluralize(found.count, "line")
+    parts = [f'<p class="dim">{PREDICTIONS}: {read}{right}</p>']
     for title, lines in (("The first ones", found.first), ("Furthest off among the others", found.worst)):
-        if lines:
-            names = [name for name in ("sample", "source", "reference", "prediction", "loss") if any(name in each for each in lines)]
-            sure = any(isinstance(each.get("probabilities"), list) for each in lines)
-            rows = [[*(_cell(each, name) for name in names), *([_certainty(each)] if sure else [])] for each in lines]
-            parts.append(f"<h4>{title}</h4>{_table((*names, *(['probability'] if sure else [])), rows)}")
+        names = [name for name in COLUMNS if any(name in each for each in lines)]
+        rows = ([_cell(each, name) for name in names] for each in lines)
+        heads = ("probability" if name == "probabilities" else name for name in names)
+        parts += [f"<h3 class="sub">{title}</h3>{_table([*heads], rows)}"] if lines else []
     return "".join(parts)
 
 
 def _cell(line: Mapping[str, Any], name: str) -> str:
     value = line.get(name)
-    shown = "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    if name == "probabilities" and isinstance(value, list):  # that of the predicted label
+        label = line.get("label")
+        value = value[label] if isinstance(label, int) and 0 <= label < len(value) else None
+    shown = NONE if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
     cut = _e(shown[:CELL]) + ("…" if len(shown) > CELL else "")
     wrong = name == "prediction" and line.get("target") is not None and line.get("label") != line.get("target")
     return f'<td class="wrong">{cut} <span>wrong</span></td>' if wrong else f'<td class="{name}">{cut}</td>'
 
 
-def _certainty(line: Mapping[str, Any]) -> str:
-    shares, label = line.get("probabilities"), line.get("label")
-    known = isinstance(shares, list) and isinstance(label, int) and 0 <= label < len(shares)
-    return _e(f"{shares[label]:.3f}" if known and isinstance(shares[label], float) else "–")
-
-
 def _rows(run: Collected) -> str:
     if not run.rows:
         return f'<p class="dim">No rows: {_e(run.why_no_rows)}.</p>' if run.why_no_rows else ""
-    shown = "".join(f'<pre tabindex="0" class="row">{"".join(_piece(*each) for each in row)}</pre>' for row in map(_cut, run.rows))
+    shown = "".join(
+        f'<pre tabindex="0" class="row">{"".join(_piece(*each) for each in row)}</pre>' for row in map(_cut, run.rows)
+    )
     return f'<p class="dim">As the model reads them; it learns to write what is <mark>marked</mark>.</p>{shown}'
 
 
@@ -313,22 +327,30 @@ def _recipe(runs: Sequence[Collected]) -> Iterator[str]:
         keys = dict.fromkeys(key for run in runs for key in run.settings)
         differing = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
         if differing:
-            yield _table(("Key", *(run.label for run in runs)), [_differing(key, runs) for key in differing])
+            table = _table(("Key", *(run.label for run in runs)), [_differing(key, runs) for key in differing])
+            opened = " open" if len(differing) <= FEW else ""
+            count = f"{pluralize(len(differing), 'key')} with different values"
+            yield f"<details{opened}><summary><h3>{count}</h3></summary>{table}</details>"
         else:
             yield '<p class="dim">The recipes are equal.</p>'
-    yield from _of_each(runs, lambda run: _pre(run.recipe), closed=True)
+    yield from _of_each(runs, lambda run: _pre(run.recipe), "Show the recipe")
 
 
 def _differing(key: str, runs: Sequence[Collected]) -> list[str]:
     """A row of the table: what not most runs have is marked."""
-    values = [run.settings.get(key, "–") for run in runs]
+    values = [run.settings.get(key, NONE) for run in runs]
     usual = max(values, key=values.count) if len(set(values)) < len(values) else None
     cells = ((f"{_e(value[:CELL])}", value) for value in values)
-    return [f"<td><code>{_e(key)}</code></td>", *(f"<td>{cell}</td>" if value == usual else f"<td><mark>{cell}</mark></td>" for cell, value in cells)]
+    return [
+        f"<td><code>{_e(key)}</code></td>",
+        *(f"<td>{cell}</td>" if value == usual else f"<td><mark>{cell}</mark></td>" for cell, value in cells),
+    ]
 
 
 def _environment(run: Collected) -> str:
-    topology = join_names([each for each in (run.info.launched.get("launcher", ""), str(run.info.summary.get("device") or "")) if each])
+    topology = join_names(
+        [each for each in (run.info.launched.get("launcher", ""), str(run.info.summary.get("device") or "")) if each]
+    )
     rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(run.info.layout.root))]
     table = _table(("What", ""), [(_e(name), _e(value)) for name, value in rows if value])
-    return table + (f"<h4>Variables of the ranks</h4>{_pre(run.environment)}" if run.environment else "")
+    return table + (f"<h3 class="sub">Variables of the ranks</h3>{_pre(run.environment)}" if run.environment else "")

@@ -15,7 +15,7 @@ from trainkit.cli.file_system import write_file
 from trainkit.cli.options import Force, Root
 from trainkit.errors import MachineError, UsageError
 from trainkit.files import open_regular
-from trainkit.text import format_size
+from trainkit.text import format_size, join_names
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.listing import RunInfo
@@ -63,9 +63,12 @@ def report(
 
 
 def write_report(
-    infos: list[RunInfo], target: Path, *, labels: list[str] | None = None, comparison: str = "", force: bool = False
+    infos: list[RunInfo], target: Path, *, bench: tuple[str, list[str], str] | None = None, force: bool = False
 ) -> int:
-    """Write the page; its size in bytes. labels, comparison: of a bench. UsageError for a file that is none of ours."""
+    """Write the page; its size in bytes. UsageError for a file that is none of ours.
+
+    bench: a title, what the runs are called, and a table as text.
+    """
     from trainkit.report.collect import collect, labels_of
     from trainkit.report.page import MARK, MOST, page
 
@@ -75,9 +78,9 @@ def write_report(
         raise UsageError(f"{target} is a folder", hint=f"name a file: -o {target / FILE}")
     if not force and target.exists() and not _starts_with(target, MARK.encode()):
         raise UsageError(f"{target} exists, and is no report", hint="name another file with -o, or add --force")
-    found = [collect(*each, os.environ) for each in zip(infos, labels or labels_of(infos), strict=True)]
-    title = found[0].label if len(found) == 1 else f"{len(found)} runs: " + ", ".join(each.label for each in found[:4])
-    text = page(found, title if len(found) <= 4 else f"{title}, …", comparison)
+    title, labels, comparison = bench or ("", labels_of(infos), "")
+    found = [collect(info, label, os.environ) for info, label in zip(infos, labels, strict=True)]
+    text = page(found, title or join_names(labels, 4), comparison)
     write_file(target, text, "name a file that can be written with -o")
     return len(text.encode())
 

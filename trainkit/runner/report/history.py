@@ -74,7 +74,7 @@ class History:
         step = record.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
             return
-        began, elapsed = _finite(self.start.get("time")), _finite(record.get("elapsed"))
+        began, elapsed = finite(self.start.get("time")), finite(record.get("elapsed"))
         if began is not None and elapsed is not None:
             self.times.add(step, began + elapsed)
         for name, value in _numbers(record, max(1, step - before)):
@@ -85,12 +85,12 @@ def _numbers(record: Mapping[str, Any], steps: int) -> Iterator[tuple[str, float
     """What a record has for curves. steps: since the record before, over which its phases are summed."""
     for name, value in record.items():
         if name == "phases" and isinstance(value, Mapping):
-            parts = ((f"{PHASE}{phase}", _finite(seconds)) for phase, seconds in value.items())
+            parts = ((f"{PHASE}{phase}", finite(seconds)) for phase, seconds in value.items())
             yield from ((phase, seconds / steps) for phase, seconds in parts if seconds is not None)
         elif name not in NO_CURVES and (value is None or isinstance(value, int | float)):
-            yield name, _finite(value)
+            yield name, finite(value)
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
     """A number; None for anything else, and for what a file has for infinity or NaN, or beyond a float's range."""
     return value if isinstance(value, int | float) and -LARGEST < value < LARGEST else None
