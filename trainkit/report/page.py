@@ -102,7 +102,7 @@ def _sections(runs: Sequence[Collected], comparison: str, *, charts: bool) -> It
     yield "Summary", _summary(runs)
     yield (
         "Failures",
-        _of_each(runs, lambda run: "".join(f"<h3 class="sub">{_e(what)}</h3>{_pre(text)}" for what, text in run.failures)),
+        _of_each(runs, lambda run: "".join(_titled(title, _pre(text)) for title, text in run.failures)),
     )
     yield "Curves", _curves(runs, charts=charts)
     yield "Phases", _phases(runs)
@@ -124,6 +124,10 @@ def _of_each(runs: Sequence[Collected], body: Callable[[Collected], str], closed
             yield f"<details{opened}><summary><h3>{heading}</h3></summary>{shown}</details>"
         else:
             yield shown
+
+
+def _titled(title: str, body: str) -> str:
+    return f'<h3 class="sub">{_e(title)}</h3>{body}'
 
 
 def _pre(text: object) -> str:
@@ -283,7 +287,7 @@ def _predictions(run: Collected) -> str:
         names = [name for name in COLUMNS if any(name in each for each in lines)]
         rows = ([_cell(each, name) for name in names] for each in lines)
         heads = ("probability" if name == "probabilities" else name for name in names)
-        parts += [f"<h3 class="sub">{title}</h3>{_table([*heads], rows)}"] if lines else []
+        parts += [_titled(title, _table([*heads], rows))] if lines else []
     return "".join(parts)
 
 
@@ -353,4 +357,4 @@ def _environment(run: Collected) -> str:
     )
     rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(run.info.layout.root))]
     table = _table(("What", ""), [(_e(name), _e(value)) for name, value in rows if value])
-    return table + (f"<h3 class="sub">Variables of the ranks</h3>{_pre(run.environment)}" if run.environment else "")
+    return table + (_titled("Variables of the ranks", _pre(run.environment)) if run.environment else "")
