@@ -10,8 +10,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.conftest import MakeRun
-from tests.report.made_up_runs import records
+from tests.made_up_runs import MakeRun, records
 from trainkit.report.collect import Collected, collect
 from trainkit.report.curves import POINTS, chart_data, charts_of, kept, phase_seconds, rounded
 from trainkit.report.page import page

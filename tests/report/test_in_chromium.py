@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from chromium import PROGRAM, Chromium
 
-from tests.report.conftest import MakeRun
-from tests.report.made_up_runs import records
+from tests.made_up_runs import MakeRun, records
 from trainkit.report.collect import collect
 from trainkit.report.page import page
 from trainkit.runner.rundir.layout import RunLayout

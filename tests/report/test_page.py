@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.conftest import MakeRun
-from tests.report.made_up_runs import ENDED, records
+from tests.made_up_runs import ENDED, MakeRun, records
 from trainkit.files import hold_lock
 from trainkit.report.collect import collect, labels_of
 from trainkit.report.page import MARK, facts, page

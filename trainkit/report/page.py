@@ -157,7 +157,7 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
         (f"{_swatch(number)}{_e(run.label)}", *(_e(each.get(name, NONE)) for name in names))
         for number, (run, each) in enumerate(zip(runs, found, strict=True))
     ]
-    yield _table(("Run", *names), rows)
+    yield f'<div class="many">{_table(("Run", *names), rows)}</div>'
 
 
 def facts(run: Collected) -> Iterator[tuple[str, str]]:

@@ -1,15 +1,14 @@
-"""Run directories as runs leave them, without a run."""
+"""Run directories as runs leave them, without a run, and what the built-in trainer logs, without training."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.report.made_up_runs import ENDED
 from trainkit.launch_plan.model import plan_to_json
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan
@@ -20,6 +19,19 @@ from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import RunInfo, read_run
 
 MakeRun = Callable[..., RunLayout]
+ENDED = 1795973856.0
+
+
+def records(steps: int, loss: Callable[[int], float | None], every: int = 0) -> Iterator[dict[str, Any]]:
+    """What the built-in trainer logs: each step, and every so many an evaluation."""
+    yield {"event": "start", "time": ENDED - 60, "steps": steps, "first_step": 0, "world_size": 1}
+    for step in range(1, steps + 1):
+        phases = {"data": 0.001, "forward": 0.02, "backward": 0.03, "optimizer": 0.01}
+        rates = {"samples_per_second": 60.0, "tokens_per_second": 7000.0, "memory_bytes": 2**30 + step}
+        own = {"loss": loss(step), "learning_rate": 0.003, "grad_norm": 1 + step % 7, "seconds": 0.061}
+        yield {"step": step, **own, **rates, "elapsed": step * 0.061, "data_wait_share": 0.02, "phases": phases}
+        if every and step % every == 0:
+            yield {"step": step, "eval_loss": loss(step), "eval_accuracy": step / steps, "eval_seconds": 0.5}
 
 
 @pytest.fixture
