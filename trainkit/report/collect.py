@@ -12,6 +12,8 @@ from typing import Any
 
 from trainkit.errors import MachineError, TrainingError
 from trainkit.files import read_json, read_json_lines, read_whole
+from trainkit.recipe.schema import Recipe
+from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, mask_values, secret_keys
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import LINES, describe_failure
@@ -239,10 +241,25 @@ def _rows(layout: RunLayout, environ: Mapping[str, str]) -> tuple[list[Pieces], 
             return [], ""
         from trainkit.data.report import learned_pieces
 
-        return [tuple(pieces) for pieces in learned_pieces(recipe, environ, ROWS)], ""
+        return [tuple(pieces) for pieces in learned_pieces(_from_its_folder(recipe, layout), environ, ROWS)], ""
     except TrainingError as error:
         return [], mask_values(str(error))
     except ImportError as error:
         return [], f"reading them needs {error.name}, which is not installed here"
     except (OSError, ValueError, LookupError) as error:
         return [], f"the prepared rows cannot be read: {error}"
+
+
+def _from_its_folder(recipe: Recipe, layout: RunLayout) -> Recipe:
+    """The recipe with paths of data from the folder that the run was started in, as far as its own path tells that."""
+    root = Path(recipe.output.root)
+    if root.is_absolute() or layout.root.parents[1].parts[-len(root.parts) :] != root.parts:
+        return recipe
+    folder = layout.root.parents[len(root.parts) + 1]
+
+    def moved(value: str | list[str]) -> str | list[str]:
+        return [str(folder / each) for each in value] if isinstance(value, list) else str(folder / value)
+
+    named = {name: getattr(recipe.data, name, None) for name in ("path", "validation_path", "tokenizer", "cache")}
+    paths = {name: moved(value) for name, value in named.items() if value not in (None, BYTES)}
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths)})

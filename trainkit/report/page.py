@@ -149,8 +149,7 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
         tiles = (f"<div><dt>{_e(name)}</dt><dd>{_e(value)}</dd></div>" for name, value in found[0].items())
         yield f'<dl class="tiles">{"".join(tiles)}</dl>'
         if (training := runs[0].info.summary.get("training")) and isinstance(training, Mapping):
-            rows = ((str(name), str(value)) for name, value in training.items())
-            yield _table(("What was trained", ""), [(_e(name), _e(value)) for name, value in rows])
+            yield _table(("What was trained", ""), [(_e(name), _e(value)) for name, value in training.items()])
         return
     names = list(dict.fromkeys(name for each in found for name in each))
     rows = [

@@ -51,11 +51,9 @@ def report(
 
     Example: trainkit report quickstart my-run -o both.html
     """
-    infos: list[RunInfo] = []
-    for word in runs or [None]:
-        infos += (each for each in find_runs(word, root)[0] if each.layout.root not in [i.layout.root for i in infos])
-    alone = infos[0].layout.root if len(infos) == 1 else Path()
-    target = output or alone / FILE
+    words: list[str | None] = [*(runs or [None])]
+    infos = [*{run.layout.root: run for word in words for run in find_runs(word, root)[0]}.values()]
+    target = output or (infos[0].layout.root if len(infos) == 1 else Path()) / FILE
     size = write_report(infos, target, force=force)
     write_text(f"written to {target} ({format_size(size)})\n")
     if open_:
