@@ -51,7 +51,7 @@ def report(
 
     Example: trainkit report quickstart my-run -o both.html
     """
-    words: list[str | None] = [*(runs or [None])]
+    words: list[str | None] = list(runs) if runs else [None]
     infos = [*{run.layout.root: run for word in words for run in find_runs(word, root)[0]}.values()]
     target = output or (infos[0].layout.root if len(infos) == 1 else Path()) / FILE
     size = write_report(infos, target, force=force)
