@@ -25,6 +25,7 @@ Info = Callable[[RunLayout], RunInfo]
 STEPS, SPIKE = 5000, 4321
 ATTACK = "</script></pre><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 LOSS = "report.charts[0]"
+STEP = "[...document.querySelectorAll('.values')].map(each => each.firstChild.textContent)"
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +116,17 @@ def test_the_mark_shows_the_values_of_all_charts_at_one_step(browser: Chromium, 
     assert f"{2 + math.cos(step / 700):.3f}"[:4] in shown[0]
     assert "0.003" in shown[2]
     assert shown[2].startswith("step ")
-    browser.evaluate("document.querySelector('.plot').focus()")
-    browser.key("ArrowRight")
+    browser.mouse("mouseMoved", 2, 2)
     settled(browser)
-    assert browser.evaluate(f"{LOSS}.plot.data[0][{LOSS}.plot.cursor.idx]") > step
+    assert {*browser.evaluate(STEP)} == {"last"}
+    browser.evaluate("document.querySelector('.plot').focus()")
+    browser.key("ArrowLeft")
+    settled(browser)
+    assert browser.evaluate(f"{LOSS}.plot.data[0][{LOSS}.plot.cursor.idx]") == STEPS
+    browser.key("ArrowLeft")
+    settled(browser)
+    assert browser.evaluate(f"{LOSS}.plot.data[0][{LOSS}.plot.cursor.idx]") < STEPS
+    assert all(text.startswith("step ") for text in browser.evaluate(STEP))
     undisturbed(browser, address)
 
 

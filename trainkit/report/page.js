@@ -27,6 +27,13 @@
     percent: value => `${short(value)} %`,
   };
 
+  const MOVES = ["mousemove", "mouseleave"];  // what one chart's mark tells the others
+  // Distances between the ticks of an axis.
+  const STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].flatMap(power => [1, 2, 5].map(each => each * 10 ** power));
+  const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200].concat(
+    [1, 2, 5, 10, 20, 50, 100].map(days => days * 86400));
+  const BYTES = [20, 30].flatMap(power => [1, 2, 5, 10, 20, 50, 100, 200, 500].map(each => each * 2 ** power));
+
   // The seconds of a step, between those that are known.
   const timeOf = (run, step) => {
     const { x, s } = data.runs[run];
@@ -51,27 +58,32 @@
 
   const styleOf = run => {
     const swatch = document.querySelector(`.key[data-run="${run}"] svg`);
-    return { colour: () => getComputedStyle(swatch).stroke, swatch, dash: swatch.firstElementChild.getAttribute("stroke-dasharray") };
+    const dashes = swatch.firstElementChild.getAttribute("stroke-dasharray");
+    const dash = dashes ? dashes.split(" ").map(Number) : undefined;
+    return { swatch, dash, colour: () => getComputedStyle(swatch).stroke };
   };
   const styles = data.charts.length ? data.runs.map((_, run) => styleOf(run)) : [];
   const faint = colour => colour.replace("rgb(", "rgba(").replace(")", ", 0.3)");
 
   // The tables of a chart and how each is drawn.
   const layers = chart => {
-    const overTime = at("axis").value === "time", share = Number(at("smoothing").value), log = chart.loss && at("log").checked;
+    const overTime = at("axis").value === "time", share = Number(at("smoothing").value);
+    const log = chart.loss && at("log").checked;
     const across = (run, steps) => overTime ? steps.map(step => timeOf(run, step)) : steps;
     const fit = values => log ? values.map(value => value !== null && value > 0 ? value : null) : values;
     const found = [];
     for (const each of chart.series) {
-      const smooth = share > 0 && !each.marks && each.y.length > 3;
+      const smooth = share > 0 && !each.marks && each.y.length >= 50;
       const { colour, dash } = styles[each.run];
-      const dashes = dash ? dash.split(" ").map(Number) : undefined;
-      found.push({ run: each.run, x: across(each.run, each.x), y: fit(each.y), options: each.marks
-        ? { stroke: colour, width: 1, dash: [2, 4], points: { show: true, size: 8, stroke: colour, fill: colour } }
-        : { stroke: smooth ? () => faint(colour()) : colour, width: 1.5, dash: smooth ? undefined : dashes, points: { size: 5, fill: colour } }, marks: each.marks });
+      const raw = { stroke: smooth ? () => faint(colour()) : colour, width: 1.5, dash: smooth ? undefined : dash };
+      const points = each.marks ? { show: true, size: 8, stroke: colour, fill: colour } : { size: 5, fill: colour };
+      const options = { ...(each.marks ? { stroke: colour, width: 1, dash: [2, 4] } : raw), points };
+      const x = across(each.run, each.x);
+      found.push({ run: each.run, x, y: fit(each.y), options, marks: each.marks, behind: smooth });
       if (smooth) {
-        const y = smoothed(fit(each.my || each.y), share);
-        found.push({ run: each.run, x: across(each.run, each.mx || each.x), y, smooth, options: { stroke: colour, width: 2, dash: dashes, points: { show: false } } });
+        const y = smoothed(fit(each.my || each.y), share), x = across(each.run, each.mx || each.x);
+        const options = { stroke: colour, width: 2, dash, points: { show: false } };
+        found.push({ run: each.run, x, y, smooth, options });
       }
     }
     return { found, log };
@@ -86,7 +98,7 @@
     where.textContent = x === null ? "last" : at("axis").value === "time" ? clock(x) : `step ${short(x)}`;
     box.append(where);
     parts.forEach((part, place) => {
-      if (!shown[part.run]) return;
+      if (!shown[part.run] || part.behind) return;
       const ys = plot.data[place + 1];
       let index = moved ? plot.cursor.idxs[place + 1] : ys.length - 1;
       while (index > 0 && (ys[index] === undefined || ys[index] === null)) index--;
@@ -123,28 +135,32 @@
   const zoom = (factor, centre) => {
     const [min, max] = view || whole, middle = centre ?? (min + max) / 2;
     const range = [middle - (middle - min) * factor, middle + (max - middle) * factor];
-    show(range[0] <= whole[0] && range[1] >= whole[1] ? null : [Math.max(whole[0], range[0]), Math.min(whole[1], range[1])]);
+    const all = range[0] <= whole[0] && range[1] >= whole[1];
+    show(all ? null : [Math.max(whole[0], range[0]), Math.min(whole[1], range[1])]);
   };
 
   const build = (chart, figure) => {
     const { found: parts, log } = layers(chart);
     const box = figure.querySelector(".values"), place = figure.querySelector(".plot");
     const format = SHOW[chart.unit], overTime = at("axis").value === "time";
-    const axis = { stroke: () => getComputedStyle(figure).color, grid: { stroke: () => getComputedStyle(figure).borderTopColor, width: 1 },
-      ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const axis = {
+      stroke: () => getComputedStyle(figure).color, ticks: { show: false }, font: "12px system-ui, sans-serif",
+      grid: { stroke: () => getComputedStyle(figure).borderTopColor, width: 1 },
+    };
     const plot = new uPlot({
       width: place.clientWidth, height: 230, legend: { show: false },
       scales: { x: { time: false, range: () => view || whole }, y: log ? { distr: 3 } : { range: around } },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map(overTime ? clock : short), space: 64, ...(overTime ? {} : { incrs: [1, 2, 5, 10, 20, 50].concat(...[2, 3, 4, 5, 6, 7, 8].map(e => [10 ** e, 2 * 10 ** e, 5 * 10 ** e])) }) },
-        { ...axis, ...(chart.unit === "bytes" ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10240, 20480].map(size => size * 2 ** 20) } : {}),
+        { ...axis, space: 64, incrs: overTime ? SECONDS : STEPS,
+          values: (_, ticks) => ticks.map(overTime ? clock : short) },
+        { ...axis, ...(chart.unit === "bytes" ? { incrs: BYTES } : {}),
           values: (_, ticks) => ticks.map(value => value === null ? "" : format(value)),
           size: (_, ticks) => Math.max(36, 14 + 6.6 * Math.max(0, ...(ticks || []).map(tick => tick.length))) },
       ],
       series: [{}, ...parts.map(part => ({ ...part.options, show: shown[part.run] }))],
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false }, dataIdx: nearest, points: { size: 7 },
-        sync: { key: "report", scales: ["x", null], filters: { pub: kind => kind === "mousemove" || kind === "mouseleave" } },
+        sync: { key: "report", scales: ["x", null], filters: { pub: kind => MOVES.includes(kind) } },
         bind: { dblclick: () => () => { show(null); } },
       },
       hooks: {
@@ -181,17 +197,19 @@
     place.className = "plot";
     place.tabIndex = 0;
     place.setAttribute("role", "img");
-    place.setAttribute("aria-label", `${chart.title}: curves of ${new Set(chart.series.map(each => each.run)).size} runs`);
+    place.setAttribute("aria-label", `${chart.title}, ${new Set(chart.series.map(each => each.run)).size} run(s)`);
     figure.append(title, values, place);
     at("charts").append(figure);
     place.addEventListener("keydown", event => {
       const { plot } = charts.find(each => each.figure === figure), xs = plot.data[0];
       const index = plot.cursor.left >= 0 ? plot.cursor.idx : null;
+      const turn = { ArrowLeft: -1, ArrowRight: 1 }[event.key], factor = { "+": 0.5, "-": 2 }[event.key];
       if (event.key === "Escape") show(null);
-      else if (event.key === "+" || event.key === "-") zoom(event.key === "+" ? 0.5 : 2, index === null ? undefined : xs[index]);
-      else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-        const next = index === null ? (event.key === "ArrowLeft" ? xs.length - 1 : 0) : index + (event.key === "ArrowLeft" ? -1 : 1);
-        plot.setCursor({ left: plot.valToPos(xs[Math.max(0, Math.min(xs.length - 1, next))], "x"), top: 10 });
+      else if (factor) zoom(factor, index === null ? undefined : xs[index]);
+      else if (turn) {
+        const from = index === null ? (turn < 0 ? xs.length : -1) : index;
+        const x = xs[Math.max(0, Math.min(xs.length - 1, from + turn))];
+        plot.setCursor({ left: plot.valToPos(x, "x"), top: 10 }, true, true);
       } else return;
       event.preventDefault();
     });
