@@ -294,3 +294,14 @@ def test_the_library_lies_beside_its_licence() -> None:
     folder = Path(str(files("trainkit.report").joinpath("uplot")))
     assert {each.name for each in folder.iterdir()} == {"uPlot.iife.min.js", "uPlot.min.css", "LICENSE"}
     assert "MIT License" in (folder / "LICENSE").read_text()
+
+
+def test_of_many_predictions_those_that_are_furthest_off_are_shown(make_run: MakeRun, info: Info) -> None:
+    layout = make_run("one")
+    losses = [*range(40), 7.5, None, float("nan"), "3"]
+    lines = ({"sample": number, "source": f"text {number}", "loss": loss} for number, loss in enumerate(losses))
+    (layout.root / "predictions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = collect(info(layout), "one", {}).predictions
+    assert [line["sample"] for line in found.first] == [*range(10)]
+    assert [line["sample"] for line in found.worst] == [39, 38, 37, 36, 35, 34, 33, 32, 31, 30]
+    assert (found.count, found.right, found.more) == (44, None, False)

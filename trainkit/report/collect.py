@@ -212,12 +212,17 @@ def _masked(text: str) -> str:
 
 def _predictions(layout: RunLayout) -> Predictions:
     lines = read_json_lines(layout.root / PREDICTIONS)
-    found = list(islice(lines, READ))
+    first, worst = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+    count = judged = right = 0
+    for count, line in enumerate(islice(lines, READ), start=1):
+        if line.get("target") is not None and "label" in line:
+            judged, right = judged + 1, right + (line["label"] == line["target"])
+        if count <= FIRST:
+            first.append(line)
+        elif _badness(line) > 0:
+            worst = sorted([*worst, line], key=_badness, reverse=True)[:WORST]
     more = next(lines, None) is not None
-    judged = [each for each in found if each.get("target") is not None and "label" in each]
-    right = sum(each["label"] == each["target"] for each in judged) if judged else None
-    worst = sorted(found[FIRST:], key=_badness, reverse=True)[:WORST]
-    return Predictions(found[:FIRST], [each for each in worst if _badness(each) > 0], len(found), right, more)
+    return Predictions(first, worst, count, right if judged else None, more)
 
 
 def _badness(line: Mapping[str, Any]) -> float:
