@@ -73,6 +73,38 @@ def test_each_number_of_the_metrics_has_a_chart_and_what_is_no_curve_has_none(ma
     assert [(each["run"], each.get("marks"), len(each["x"])) for each in loss] == [(0, None, 9), (0, True, 2)]
 
 
+def test_the_log_of_a_script_on_trainer_has_curves(make_run: MakeRun, info: Info) -> None:
+    program = {"kind": "hf", "script": "train.py"}
+    layout = make_run("one", recipe={"program": program, "train": {"steps": 4}, "optimizer": {"lr": 1e-3}})
+    log = [
+        {"step": 2, "epoch": 0.5, "loss": 2.5, "grad_norm": 1.5, "learning_rate": 1e-4},
+        {
+            "step": 2,
+            "epoch": 0.5,
+            "eval_loss": 2.25,
+            "eval_accuracy": 0.5,
+            "eval_runtime": 1.5,
+            "eval_steps_per_second": 3,
+        },
+        {"step": 4, "epoch": 1.0, "loss": 1.5, "grad_norm": math.nan},
+        {"step": 4, "epoch": 1.0, "train_runtime": 9.0, "train_loss": 2.0, "total_flos": 7.0},
+        {"step": "four", "loss": 1.0},
+        "damaged",
+    ]
+    folder = layout.root / "output" / "checkpoint-4"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 4, "log_history": log}))
+    run = collect(info(layout), "one", {})
+    assert {name: curve for name, curve in run.curves.items() if curve.steps} == {
+        "loss": Curve([2, 4], [2.5, 1.5]),
+        "grad_norm": Curve([2, 4], [1.5, None]),
+        "learning_rate": Curve([2], [1e-4]),
+        "eval_loss": Curve([2], [2.25]),
+        "eval_accuracy": Curve([2], [0.5]),
+    }
+    assert len(charts_of([run])) == 4
+
+
 def test_the_seconds_of_phases_are_those_of_all_steps_also_where_one_is_seldom() -> None:
     curves = {
         "phases.forward": Curve([10, 20, 30], [0.1, 0.1, 0.4]),

@@ -12,6 +12,8 @@ from typing import Any
 
 from trainkit.errors import MachineError, TrainingError
 from trainkit.files import read_json, read_json_lines, read_whole
+from trainkit.launch_plan.model import Plan, plan_from_json
+from trainkit.launch_plan.render import table
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, mask_values, secret_keys
@@ -19,6 +21,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import LINES, describe_failure
 from trainkit.runner.report.history import Curve, History, finite
 from trainkit.runner.report.progress import last_lines
+from trainkit.runner.report.summary import trainer_log
 from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import RunInfo
@@ -31,6 +34,8 @@ FIRST, WORST = 10, 10  # that are shown
 ROWS = 3  # of the data, that are shown with what is learned
 CULPRITS = 4  # ranks of an attempt whose last lines are shown
 SETTINGS = "trainer.json"
+NO_METRICS = ("_runtime", "_per_second", "epoch", "total_flos")  # the ends of names in Trainer's log
+DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what reading a damaged plan raises
 Pieces = tuple[tuple[str, bool], ...]  # of a row: text, and whether it is learned
 
 
@@ -76,18 +81,18 @@ def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
     layout, state = info.layout, state_of(info.layout)
     history = History(layout.metrics)
     history.read()
-    recipe = _text(layout.recipe)
+    recipe, (plan, shown) = _text(layout.recipe), _plan(layout)
     rows, why_no_rows = _rows(layout, environ)
     code = read_code(layout)
     return Collected(
         label,
         info,
         state,
-        {**history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
+        {**_of_trainer(plan, info), **history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
         history.times,
         history.start,
         history.progress.total,
-        _plan(layout),
+        shown,
         _masked(recipe),
         _settings(recipe),
         _masked(_text(layout.environment)),
@@ -145,19 +150,32 @@ def _text(path: Path) -> str:
     return ""
 
 
-def _plan(layout: RunLayout) -> str:
-    """As `trainkit plan` shows it; of another version's only that."""
-    from trainkit.launch_plan.model import plan_from_json
-    from trainkit.launch_plan.render import table
-
+def _plan(layout: RunLayout) -> tuple[Plan | None, str]:
+    """The plan, and as `trainkit plan` shows it, or why it cannot be read."""
     if not (content := read_json(layout.plan)):
-        return ""
+        return None, ""
     try:
-        return mask_values(table.render(plan_from_json(content)))
+        plan = plan_from_json(content)
+        return plan, mask_values(table.render(plan))
     except MachineError as error:
-        return f"{error}"
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"{layout.plan} is damaged, or of another version of trainkit ({type(error).__name__})"
+        return None, str(error)
+    except DAMAGE as error:
+        return None, f"{layout.plan} is damaged ({type(error).__name__})"
+
+
+def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
+    """What a script on Trainer has logged, which has its metrics by the names of the built-in trainer's."""
+    found: dict[str, Curve] = {}
+    log: Sequence[Mapping[str, Any]] = ()
+    with contextlib.suppress(OSError, *DAMAGE):
+        log = trainer_log(plan, info.layout, info.started or 0.0) if plan else ()
+    for entry in log:
+        step = entry.get("step")
+        numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
+        for name, value in numbers.items() if isinstance(step, int) and 0 < step < 1 << 53 else ():
+            if name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS):
+                found.setdefault(name, Curve()).add(step, finite(value))
+    return found
 
 
 def _settings(recipe: str) -> dict[str, str]:

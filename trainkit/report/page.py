@@ -224,7 +224,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _curves(runs: Sequence[Collected], *, charts: bool) -> Iterator[str]:
     yield from (f'<p class="dim">{_e(run.label)}: {_e(run.refusal)}</p>' for run in runs if run.refusal)
     if not charts:
-        yield '<p class="dim">No curves: only the built-in trainer logs metrics at its steps.</p>'
+        yield '<p class="dim">No curves: only the built-in trainer and Trainer log metrics.</p>'
         return
     keys = "".join(
         f'<button type="button" class="key" data-run="{number}" aria-pressed="true">{_swatch(number)}'

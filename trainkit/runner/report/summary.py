@@ -124,19 +124,33 @@ def _counted_by_hook(plan: Plan, layout: RunLayout) -> dict[str, Any]:
 
 def _trainer_results(folder: Path, started: float) -> dict[str, Any]:
     """From the files that Trainer has written into a folder in this run."""
-    found: dict[str, Any] = {}
-    if states := list(_newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))):
-        state = max(states, key=lambda state: _number(state.get("global_step")) or 0)
-        if isinstance(steps := state.get("global_step"), int):
-            found["steps"] = steps
-        log = state.get("log_history")
-        for entry in log if isinstance(log, list) else ():  # the latest losses count
-            named = (("final_loss", "loss"), ("eval_loss", "eval_loss")) if isinstance(entry, dict) else ()
-            found |= {ours: entry[name] for ours, name in named if _number(entry.get(name)) is not None}
+    state = _trainer_state(folder, started)
+    found: dict[str, Any] = {"steps": state["global_step"]} if isinstance(state.get("global_step"), int) else {}
+    for entry in _log_of(state):  # the latest losses count
+        named = (("final_loss", "loss"), ("eval_loss", "eval_loss"))
+        found |= {ours: entry[name] for ours, name in named if _number(entry.get(name)) is not None}
     results = list(_newer(started, *(folder / name for name in SPLITS)))
     for each in results or _newer(started, folder / COMBINED):
         found |= {ours: each[name] for name, ours in OF_TRAINER.items() if _number(each.get(name)) is not None}
     return found
+
+
+def _trainer_state(folder: Path, started: float) -> Mapping[str, Any]:
+    """The furthest state that Trainer has written into a folder in this run; empty if there is none."""
+    states = _newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))
+    return max(states, key=lambda state: _number(state.get("global_step")) or 0, default={})
+
+
+def _log_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    log = state.get("log_history")
+    return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
+
+
+def trainer_log(plan: Plan, layout: RunLayout, started: float) -> list[Mapping[str, Any]]:
+    """What Trainer has logged in a run, each entry with its `step`; empty for other programs. started: as above."""
+    if plan.program.kind != "hf" or not layout.attempts:
+        return []
+    return next(filter(None, (_log_of(_trainer_state(each, started)) for each in _output_folders(plan, layout))), [])
 
 
 def _output_folders(plan: Plan, layout: RunLayout) -> Iterator[Path]:
