@@ -22,6 +22,11 @@ def main() -> None:
 
         sys.stdout.write(f"trainkit {__version__}\n")
         return
+    if sys.argv[1:2] == ["__complete"]:  # a shell waits for it at every TAB
+        from trainkit.cli.completion import main as complete
+
+        complete(sys.argv[2:])
+        return
     # Imports allocate much and drop little: with the default of 700 the collector searches in vain a hundred times.
     gc.set_threshold(100_000)
     try:

@@ -219,7 +219,7 @@ MOST_MS = 1.0  # of CPU time for a sample of the cards
 
 def facts(asked: Asked) -> dict[str, Any]:
     """trainkit's facts are those of NVML and torch, and a data sheet is known for the card."""
-    told = json.loads(trainkit("facts"))
+    told = json.loads(trainkit("env", "facts"))
     before = occupied(asked)
     import torch
 

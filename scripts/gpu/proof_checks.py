@@ -323,7 +323,7 @@ def two_runs(case: Case, place: Place, limit: float) -> Outcome:
             problems.append(f"second run: exit code {refused.code}: {refused.output.strip()[-200:]}")
         beside = launch(case, place, until - time.monotonic(), "beside", TRAINKIT_CARD_LOCKS=locks)
         problems += [f"run beside it with when_busy warn: exit code {beside.code}"] if beside.code else []
-        problems += [] if holder_shown(place, locks) else ["trainkit gpus shows no holder"]
+        problems += [] if holder_shown(place, locks) else ["trainkit env gpus shows no holder"]
     finally:
         first.send_signal(signal.SIGTERM)
         code = place.children.wait(first, 60)
@@ -334,9 +334,9 @@ def two_runs(case: Case, place: Place, limit: float) -> Outcome:
 
 
 def holder_shown(place: Place, locks: str) -> bool:
-    """Whether `trainkit gpus` says who holds the card."""
-    folder = place.folder("trainkit gpus")
-    process = trainkit(place, ["gpus", "--json"], folder / "output.txt", TRAINKIT_CARD_LOCKS=locks)
+    """Whether `trainkit env gpus` says who holds the card."""
+    folder = place.folder("trainkit env gpus")
+    process = trainkit(place, ["env", "gpus", "--json"], folder / "output.txt", TRAINKIT_CARD_LOCKS=locks)
     code = place.children.wait(process, 60)
     told = json.loads(read(folder / "output.txt"))["gpus"] if code == 0 else []
     return any(each["uuid"] == place.card and each["held_by"] for each in told)

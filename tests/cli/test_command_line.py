@@ -16,10 +16,12 @@ import pytest
 import yaml
 
 from trainkit import __version__
-from trainkit.cli.app import COMMANDS, FAMILIAR
+from trainkit.cli.app import COMMANDS, FAMILIAR, HIDDEN
 from trainkit.cli.file_system import FileSystem
 from trainkit.cli.line import split_line
+from trainkit.cli.options import LaunchCommand, RecipeCommand
 from trainkit.launch_plan.model import plan_from_json, plan_to_json
+from trainkit.recipe.flags import flags
 
 Trainkit = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,30 +34,76 @@ def test_version_is_answered_without_loading_the_command_line(trainkit: Trainkit
     assert (done.returncode, done.stdout) == (0, f"trainkit {__version__}\n")
 
 
-def test_help_names_every_command(trainkit: Trainkit) -> None:
-    done = trainkit("--help")
+def test_help_names_every_command_in_its_group_on_one_line_of_80_columns(trainkit: Trainkit) -> None:
+    done = trainkit("--help", environ={"COLUMNS": "80"})
     assert done.returncode == 0
-    for command in ("run", "plan", "check", "explain", "ls", "cp", "schema", "export", "doctor", "runs"):
-        assert f" {command} " in done.stdout
+    lines = done.stdout.splitlines()
+    titles = [line.split()[1] for line in lines if line.startswith("╭─")]
+    assert titles == ["Options", "Start", "Train", "Look", "Clusters", "Tools"]
+    rows = [line for line in lines if line.startswith("│ ") and not line.startswith("│ --")]
+    assert [line.split()[1] for line in rows] == [*COMMANDS]
+    assert all(entry.help in row for row, entry in zip(rows, COMMANDS.values(), strict=True))
+    assert not [name for name in HIDDEN if f" {name} " in done.stdout]
 
 
-@pytest.mark.parametrize("command", ["run", "plan"])
-def test_help_of_commands_that_launch_lists_the_flags_of_the_schema(trainkit: Trainkit, command: str) -> None:
-    done = trainkit(command, "--help")
-    assert done.returncode == 0
-    for flag in ("--fsdp", "--per_device_train_batch_size", "--learning_rate", "--with"):
-        assert flag in done.stdout
+@pytest.mark.parametrize("command", [name for name, entry in COMMANDS.items() if issubclass(entry.cls, LaunchCommand)])
+def test_the_flags_of_the_schema_are_in_the_longer_help_alone(trainkit: Trainkit, command: str) -> None:
+    short, long = (trainkit(command, word, environ={"COLUMNS": "80"}) for word in ("--help", "--help-all"))
+    assert short.returncode == long.returncode == 0
+    assert {"--with", "--help-all"} <= {*short.stdout.split()}
+    assert "trainkit schema --flags" in " ".join(short.stdout.split())
+    assert not {"--fsdp", "--learning_rate"} & {*short.stdout.split()}
+    assert len(short.stdout.splitlines()) <= 40
+    assert {"--with", *(f"--{name}" for name in flags())} <= {*long.stdout.split()}
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "explain", "check", "doctor"])
+def test_a_programs_own_help_is_the_programs(trainkit: Trainkit, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text('#!/bin/sh\necho "got $1"\n')
+    (tmp_path / "train.sh").chmod(0o755)
+    words = ("program.kind=torch", "program.script=train.sh", "--")
+    assert trainkit("run", *words, "--help-all", cwd=tmp_path).stdout == "got --help-all\n"
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "explain", "check", "doctor", "generate", "export", "config"])
 def test_help_shows_the_grammar_of_a_line_and_fits_the_terminal(trainkit: Trainkit, command: str) -> None:
     done = trainkit(command, "--help", environ={"COLUMNS": "80"})
-    assert "RECIPE" in next(line for line in done.stdout.splitlines() if "Usage:" in line)
-    assert "schema --flags" in done.stdout or "--learning_rate" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = done.stdout.splitlines()
+    usage = next(line for line in lines if "Usage:" in line)
+    if issubclass(COMMANDS[command].cls, RecipeCommand):
+        assert "RECIPE" in usage
+        assert "schema --flags" in " ".join(done.stdout.split())
+    assert not {"[[", "{", "}"} & {*usage}
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 50
 
 
-@pytest.mark.parametrize("words", [(), ("plan",), ("gpus",), ("runs",), ("runs", "prune"), ("import",)], ids=" ".join)
+def test_help_on_a_wide_terminal_stays_readable_and_an_example_is_one_line(trainkit: Trainkit) -> None:
+    lines = trainkit("run", "--help", environ={"COLUMNS": "200"}).stdout.splitlines()
+    assert max(map(len, lines)) == 100
+    assert " $ trainkit run torchrun --nproc_per_node 2 train.py --lr 1e-3" in [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("environ", "coloured"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"GITHUB_ACTIONS": "true"}, False),
+    ],
+    ids=str,
+)
+def test_help_and_errors_are_coloured_as_the_user_says(
+    trainkit: Trainkit, environ: dict[str, str], *, coloured: bool
+) -> None:
+    environ = {"GITHUB_ACTIONS": "", **environ}
+    assert ("\x1b[" in trainkit("ls", "--help", environ=environ).stdout) == coloured
+    refused = trainkit("check", "no-such-recipe", environ=environ).stderr
+    assert ("\x1b[1;31merror\x1b[0m: " in refused, "\x1b[1;36mnext\x1b[0m: " in refused) == (coloured, coloured)
+    assert "\x1b" not in trainkit("ls", "--json", environ=environ).stdout
+
+
+@pytest.mark.parametrize("words", [(), ("plan",), ("env",), ("runs",), ("runs", "prune"), ("import",)], ids=" ".join)
 def test_help_shows_no_type_behind_a_switch(trainkit: Trainkit, words: tuple[str, ...]) -> None:
     shown = trainkit(*words, "--help").stdout
     assert "--help" in shown
@@ -140,6 +188,9 @@ def test_an_unknown_command_is_a_usage_error(trainkit: Trainkit) -> None:
         (["resume"], "did you mean trainkit run RECIPE checkpoint.resume=auto?"),
         (["stop", "x"], "did you mean trainkit cancel?"),
         (["finetune"], "did you mean trainkit config?"),
+        (["gpu"], "did you mean trainkit env gpus?"),
+        (["env", "gpu"], "did you mean trainkit env gpus?"),
+        (["--install-completion"], "did you mean trainkit completion?"),
         (["version"], "did you mean trainkit --version?"),
         (["runs", "rm"], "did you mean trainkit runs prune?"),
         (["runs", "lst"], "did you mean list?"),
@@ -158,8 +209,12 @@ def test_wrong_usage_is_said_like_every_other_error(trainkit: Trainkit, words: l
 
 
 def test_what_people_type_of_other_tools_leads_to_what_there_is() -> None:
-    commands = {"trainkit": {*COMMANDS}, "trainkit runs": {"list", "show", "prune"}}
-    to_come = {"generate"}  # with the commands that use what was trained
+    commands = {
+        "trainkit": {*COMMANDS},
+        "trainkit env": {"gpus", "facts"},
+        "trainkit runs": {"list", "show", "prune"},
+    }
+    to_come = {"watch", "report", "diff"}
     for group, words in FAMILIAR.items():
         assert not words.keys() & (commands[group] - to_come)
         named = {target.partition(" ")[0] for target in words.values()} - {"--version", "--help"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_gpus_shows_each_card_with_who_is_on_it_and_which_run_holds_it(trainkit:
     far.take([card(2)["uuid"]])
     far.sign("bob", f"/runs/{'a' * 80}/far")
     try:
-        done = trainkit("gpus", environ=environ)
+        done = trainkit("env", "gpus", environ=environ)
     finally:
         held.release()
         far.release()
@@ -55,13 +56,13 @@ def test_gpus_shows_each_card_with_who_is_on_it_and_which_run_holds_it(trainkit:
 
 def test_a_terminal_that_knows_only_ascii_gets_a_bar_of_it(trainkit: Trainkit, cards: Cards) -> None:
     hot = cards(card(0, use=93, temperature=61, free=50 * GIGABYTE))
-    done = trainkit("gpus", environ={**hot, "PYTHONIOENCODING": "ascii"})
+    done = trainkit("env", "gpus", environ={**hot, "PYTHONIOENCODING": "ascii"})
     assert "    ######..........   30.0 of 80.0 GiB - 93 % busy - 61 C\n" in done.stdout
 
 
 def test_gpus_says_idle_and_split(trainkit: Trainkit, cards: Cards) -> None:
     part = {"uuid": "MIG-1", "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "total": 10 * GIGABYTE, "free": GIGABYTE}
-    done = trainkit("gpus", environ=cards(card(0), card(1, instances=[part])))
+    done = trainkit("env", "gpus", environ=cards(card(0), card(1, instances=[part])))
     assert "    idle" in done.stdout.splitlines()
     assert "MIG 1g.10gb" in done.stdout
     assert "MIG-1" in done.stdout
@@ -80,27 +81,51 @@ def test_without_a_card_gpus_says_why(
 ) -> None:
     if machine is None and Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has cards")
-    done = trainkit("gpus", environ=None if machine is None else cards(**machine))
+    done = trainkit("env", "gpus", environ=None if machine is None else cards(**machine))
     assert done.returncode == 0
     assert words in done.stdout
 
 
 def test_gpus_as_json_holds_the_cards_as_facts_do(trainkit: Trainkit, cards: Cards) -> None:
     environ = cards(card(0), card(1))
-    told = json.loads(trainkit("gpus", "--json", environ=environ).stdout)
-    facts = json.loads(trainkit("facts", environ=environ).stdout)
+    told = json.loads(trainkit("env", "gpus", "--json", environ=environ).stdout)
+    facts = json.loads(trainkit("env", "facts", environ=environ).stdout)
     assert told["gpus"] == facts["gpus"]
     assert told["driver"] == facts["driver"]
 
 
+def test_the_names_of_earlier_releases_answer_as_the_parts_of_env(trainkit: Trainkit, cards: Cards) -> None:
+    environ = cards(card(0))
+    for words in (("gpus", "--on", "8xh100"), ("facts",)):
+        old, new = trainkit(*words, environ=environ), trainkit("env", *words, environ=environ)
+        assert (old.returncode, old.stderr) == (new.returncode, new.stderr) == (0, "")
+        assert re.sub(r'_(available|free)": \d+', "", old.stdout) == re.sub(r'_(available|free)": \d+', "", new.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--json", "gpus"), "next: trainkit env gpus --json"),
+        (("gpus", "--watch", "--on", "8xh100"), "--watch and --on exclude one another"),
+        (("--", "x"), "`trainkit env` takes no arguments after --"),
+        (("disks",), "no such command 'disks'"),
+    ],
+    ids=str,
+)
+def test_a_part_of_env_that_cannot_be_shown_is_refused(trainkit: Trainkit, words: tuple[str, ...], told: str) -> None:
+    done = trainkit("env", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
 def test_a_table_fits_a_narrow_terminal(trainkit: Trainkit) -> None:
-    done = trainkit("gpus", "--on", "8xh100", environ={"COLUMNS": "60"})
+    done = trainkit("env", "gpus", "--on", "8xh100", environ={"COLUMNS": "60"})
     assert done.stdout.count("NVIDIA H100") == 8
     assert max(map(len, done.stdout.splitlines())) <= 60
 
 
 def watching(environ: dict[str, str], folder: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "trainkit", "gpus", "--watch"]
+    argv = [sys.executable, "-m", "trainkit", "env", "gpus", "--watch"]
     return subprocess.Popen(argv, env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -123,7 +148,7 @@ def test_watching_draws_over_itself_on_a_terminal(
     tmp_path: Path, clean_environment: dict[str, str], cards: Cards
 ) -> None:
     environ = {**clean_environment, **cards(card(0)), "TERM": "xterm", "COLUMNS": "100"}
-    argv = ["-m", "trainkit", "gpus", "--watch"]
+    argv = ["-m", "trainkit", "env", "gpus", "--watch"]
     child = pexpect.spawn(sys.executable, argv, env=environ, cwd=str(tmp_path), timeout=60, encoding="utf-8")
     child.expect("NVIDIA A100")
     child.expect("\x1b\\[1A")  # up a line
@@ -155,7 +180,7 @@ def test_a_plan_made_elsewhere_from_facts_is_the_plan_made_there(
     trainkit: Trainkit, cards: Cards, tmp_path: Path, tiny_recipe: Path
 ) -> None:
     environ = cards(*(card(number) for number in range(4)))
-    (tmp_path / "there.json").write_text(trainkit("facts", environ=environ).stdout)
+    (tmp_path / "there.json").write_text(trainkit("env", "facts", environ=environ).stdout)
     words = ("plan", str(tiny_recipe), "--with", "strategy/fsdp", "devices.type=cuda", "devices.select=[3,1]", "--json")
     there = json.loads(trainkit(*words, environ=environ).stdout)
     here = json.loads(trainkit(*words, "--on", "there.json").stdout)

@@ -36,7 +36,7 @@ def with_gpus(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "here").mkdir()
-    (tmp_path / "facts.json").write_text(cluster.trainkit("facts").stdout)
+    (tmp_path / "facts.json").write_text(cluster.trainkit("env", "facts").stdout)
     (tmp_path / "r.yaml").write_text(RECIPE)
     return cluster
 

@@ -274,7 +274,7 @@ def test_what_slurm_would_refuse_stands_at_its_line_of_the_recipe(cluster: Clust
 def test_a_login_machine_without_gpus_or_slurm_says_what_to_do(cluster: Cluster) -> None:
     write(cluster, RECIPE)
     gpus = cluster.trainkit("submit", "r.yaml", "devices.type=cuda")
-    assert (gpus.returncode, "trainkit facts > FACTS.json" in gpus.stderr) == (4, True), gpus.stderr
+    assert (gpus.returncode, "trainkit env facts > FACTS.json" in gpus.stderr) == (4, True), gpus.stderr
     words = [sys.executable, "-P", "-m", "trainkit", "submit", "r.yaml"]
     environ = {**os.environ, "PATH": str(cluster.folder)}
     alone = subprocess.run(words, cwd=cluster.folder, env=environ, capture_output=True, text=True, check=False)

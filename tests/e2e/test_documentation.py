@@ -118,7 +118,7 @@ def test_the_pages_have_commands_for_all_that_trainkit_does() -> None:
     shown = {shlex.split(line, comments=True)[1] for page in PAGES for line in commands(page) if "trainkit " in line}
     assert shown >= {
         *("run", "plan", "check", "explain", "export", "import", "config", "bench", "runs", "ls", "cp", "schema"),
-        *("gpus", "env", "doctor", "data", "generate"),
+        *("env", "doctor", "data", "generate", "completion"),
     }
 
 

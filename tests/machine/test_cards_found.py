@@ -25,7 +25,7 @@ from trainkit.runner.report import gpu_watch
 @pytest.fixture
 def found(trainkit: Trainkit) -> Callable[..., Facts]:
     def find(environ: Mapping[str, str]) -> Facts:
-        done = trainkit("facts", environ=environ)
+        done = trainkit("env", "facts", environ=environ)
         assert done.returncode == 0, done.stderr
         return Facts.from_json(json.loads(done.stdout))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tests.made_up_recipes import MemoryFiles
 from trainkit.cli.diagnostics import render_diagnostics
 from trainkit.cli.file_system import FileSystem
+from trainkit.colour import Colour
 from trainkit.errors import RecipeError
 from trainkit.recipe.flags import flags
 from trainkit.recipe.resolve import resolve
@@ -97,7 +99,7 @@ def attempt(text: str | bytes, **request: Any) -> None:
     except RecipeError as error:
         assert any(each.severity == "error" for each in error.diagnostics)
         assert all(each.what and each.origin for each in error.diagnostics)
-        render_diagnostics(error.diagnostics, colour=True).encode("utf-8", "strict")
+        render_diagnostics(error.diagnostics, Colour(sys.stdout, {"FORCE_COLOR": "1"})).encode("utf-8", "strict")
         return
     again = resolve(Request("r.yaml", "/w"), MemoryFiles({"/w/r.yaml": resolved_yaml(resolved)}))
     assert again.recipe.model_copy(update={"batch": resolved.recipe.batch}) == resolved.recipe

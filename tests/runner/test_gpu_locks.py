@@ -210,7 +210,7 @@ def test_a_lock_that_says_nothing_sensible_is_a_holders_all_the_same(tmp_path: P
 def test_who_only_looks_is_not_taken_for_a_holder(tmp_path: Path) -> None:
     environ = {"TRAINKIT_CARD_LOCKS": str(tmp_path)}
     with Path(path("GPU-a", environ)).open("w") as looked_at:
-        fcntl.flock(looked_at, fcntl.LOCK_SH)  # as another `trainkit gpus` does for an instant
+        fcntl.flock(looked_at, fcntl.LOCK_SH)  # as another `trainkit env gpus` does for an instant
         assert holder("GPU-a", environ) is None
 
 

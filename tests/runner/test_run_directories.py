@@ -135,6 +135,24 @@ def test_a_run_is_listed_with_the_number_that_says_how_good_it_is(tmp_path: Path
     assert known == {"metric": "accuracy", "value": 0.75}
 
 
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({"exit_code": 0}, "\x1b[32mdone\x1b[0m, exit code 0"),
+        ({"exit_code": 7, "failure": "program"}, "\x1b[1;31mfailed\x1b[0m, exit code 7"),
+        ({"exit_code": 143, "outcome": "timed_out"}, "\x1b[35mtimed out\x1b[0m, exit code 143"),
+        ({"exit_code": 1, "outcome": "\x1b[2Jan\nother"}, "\x1b[1m\ufffd[2Jan other\x1b[0m, exit code 1"),
+    ],
+)
+def test_a_state_has_its_colour_on_a_terminal_alone_and_no_record_has_one(
+    tmp_path: Path, trainkit: Trainkit, status: dict[str, Any], shown: str
+) -> None:
+    make_run(tmp_path / "runs", "a", "20260101-000000-aa", state="ended", **status)
+    forced = {"FORCE_COLOR": "1"}
+    assert trainkit("status", environ=forced).stdout.startswith(shown)
+    assert "\x1b" not in trainkit("status").stdout + trainkit("status", "--json", environ=forced).stdout
+
+
 def plan_of(program: str, *argv: Any) -> str:
     """As much of a plan as a list of runs reads."""
     choices = {"program": {"kind": program}, "strategy": {"kind": "ddp"}, "launcher": {"kind": "torchrun"}}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer import Option
+from typer.core import TyperCommand
 
 from trainkit import __version__
 from trainkit.cli.options import Command, CommandGroup, ImportCommand, LaunchCommand, RecipeCommand
@@ -15,38 +16,105 @@ from trainkit.errors import UsageError
 from trainkit.lazy import load
 
 _LAUNCHED = "RECIPE [OVERRIDE]... [-- ARGS] | [OVERRIDE]... PROGRAM [ARGS]..."
-# Name -> where the function is, how its argv is read, and what its usage line says of that. In the order of the help.
-COMMANDS: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {
-    "run": ("run:run", LaunchCommand, _LAUNCHED),
-    "plan": ("plan:plan", LaunchCommand, _LAUNCHED),
-    "estimate": ("estimate:estimate", LaunchCommand, "RECIPE [OVERRIDE]..."),
-    "submit": ("submit:submit", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
-    "status": ("jobs:status", Command, ""),
-    "logs": ("jobs:logs", Command, ""),
-    "checkpoint": ("jobs:checkpoint", Command, ""),
-    "cancel": ("jobs:cancel", Command, ""),
-    "attach": ("jobs:attach", Command, "[RUN] [-- COMMAND]"),
-    "bench": ("bench:bench", LaunchCommand, "RECIPE [OVERRIDE]... [-- ARGS]"),
-    "check": ("recipes:check", RecipeCommand, "RECIPE... [OVERRIDE]... | PROGRAM [ARGS]..."),
-    "data": ("data:data", RecipeCommand, "RECIPE [OVERRIDE]..."),
-    "explain": ("recipes:explain", RecipeCommand, "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [ARGS]..."),
-    "gpus": ("machine:gpus", Command, ""),
-    "env": ("machine:env", Command, ""),
-    "facts": ("machine:facts", Command, ""),
-    "ls": ("recipes:ls", Command, ""),
-    "cp": ("recipes:cp", Command, ""),
-    "config": ("config:config", Command, ""),
-    "schema": ("recipes:schema", Command, ""),
-    "doctor": ("doctor:doctor", RecipeCommand, "[RECIPE] [OVERRIDE]... | PROGRAM [ARGS]..."),
-    "export": ("export:export", Command, ""),
-    "generate": ("generate:generate", Command, ""),
-    "import": ("import_:import_", ImportCommand, "FILE [-- SCRIPT ARGS...] | COMMAND..."),
-    "dump": ("runs:dump", Command, ""),
-    "runs": ("runs:app", CommandGroup, ""),
-    "report": ("report:report", Command, ""),
+
+
+class Entry(NamedTuple):
+    """A command. place: module below commands/, and the function or app in it; cls: how its argv is read.
+
+    help: its line in the table of commands, at most 64 characters, so that it fits 80 columns. group: the panel of that
+    table. arguments: what its usage line shows behind the options.
+    """
+
+    place: str
+    cls: type[Command | CommandGroup]
+    group: str
+    help: str
+    arguments: str = ""
+
+
+# In the order of the help; a group stands where its first command does.
+COMMANDS: Mapping[str, Entry] = {
+    "config": Entry("config:config", Command, "Start", "Write a recipe from a few questions."),
+    "ls": Entry("recipes:ls", Command, "Start", "List the shipped recipes, presets and machines."),
+    "cp": Entry("recipes:cp", Command, "Start", "Copy one of them, to edit it."),
+    "check": Entry(
+        "recipes:check",
+        RecipeCommand,
+        "Start",
+        "Validate recipes; nothing is started.",
+        "RECIPE... [OVERRIDE]... | PROGRAM [ARGS]...",
+    ),
+    "data": Entry(
+        "data:data", RecipeCommand, "Start", "Show a recipe's data as the model reads them.", "RECIPE [OVERRIDE]..."
+    ),
+    "explain": Entry(
+        "recipes:explain",
+        RecipeCommand,
+        "Start",
+        "Show where the value of a setting comes from.",
+        "RECIPE [KEY] [OVERRIDE]... | [KEY] PROGRAM [ARGS]...",
+    ),
+    "run": Entry("run:run", LaunchCommand, "Train", "Train from a recipe, or run a program of your own.", _LAUNCHED),
+    "plan": Entry("plan:plan", LaunchCommand, "Train", "Show what a run would execute; nothing is started.", _LAUNCHED),
+    "estimate": Entry(
+        "estimate:estimate",
+        LaunchCommand,
+        "Train",
+        "Predict memory and time on each rank; nothing is started.",
+        "RECIPE [OVERRIDE]...",
+    ),
+    "bench": Entry(
+        "bench:bench",
+        LaunchCommand,
+        "Train",
+        "Run a recipe's variants one after another, and compare them.",
+        "RECIPE [OVERRIDE]... [-- ARGS]",
+    ),
+    "export": Entry("export:export", Command, "Train", "Export a trained model for transformers or serving."),
+    "generate": Entry("generate:generate", Command, "Train", "Chat with a trained model, or answer prompts."),
+    "status": Entry("jobs:status", Command, "Look", "Show a run's state: queued, running, or how it ended."),
+    "logs": Entry("jobs:logs", Command, "Look", "Show or follow a run's output."),
+    "runs": Entry("runs:app", CommandGroup, "Look", "List, show and prune run directories."),
+    "report": Entry("report:report", Command, "Look", "Write a page about runs: curves, predictions, plan, recipe."),
+    "dump": Entry("runs:dump", Command, "Look", "Show the stacks of all ranks of a running run."),
+    "submit": Entry(
+        "submit:submit",
+        LaunchCommand,
+        "Clusters",
+        "Submit a run as a job: Slurm, PBS, Kubernetes or ssh.",
+        "RECIPE [OVERRIDE]... [-- ARGS]",
+    ),
+    "cancel": Entry("jobs:cancel", Command, "Clusters", "End a run, here or queued, with a checkpoint."),
+    "checkpoint": Entry("jobs:checkpoint", Command, "Clusters", "Make a running run save a checkpoint."),
+    "attach": Entry(
+        "jobs:attach", Command, "Clusters", "Open a shell on a node of a running job.", "[RUN] [-- COMMAND]"
+    ),
+    "import": Entry(
+        "import_:import_",
+        ImportCommand,
+        "Tools",
+        "Convert another tool's command or file into a recipe.",
+        "FILE [-- SCRIPT ARGS...] | COMMAND...",
+    ),
+    "schema": Entry("recipes:schema", Command, "Tools", "Print the JSON Schema of recipes, all keys, or all flags."),
+    "doctor": Entry(
+        "doctor:doctor",
+        RecipeCommand,
+        "Tools",
+        "Check this machine; nothing is changed.",
+        "[RECIPE] [OVERRIDE]... | PROGRAM [ARGS]...",
+    ),
+    "env": Entry(
+        "machine:app", CommandGroup, "Tools", "Show this machine: versions, GPUs and who uses them, variables."
+    ),
+    "completion": Entry("completion:completion", Command, "Tools", "Print the completion script of bash, zsh or fish."),
 }
-# What scripts and jobs call, and nobody types.
-HIDDEN: Mapping[str, tuple[str, type[Command | CommandGroup], str]] = {"job": ("job:app", CommandGroup, "")}
+# What scripts and jobs call, and names of earlier releases.
+HIDDEN: Mapping[str, Entry] = {
+    "job": Entry("job:app", CommandGroup, "", ""),
+    "gpus": Entry("machine:gpus", Command, "", ""),
+    "facts": Entry("machine:facts", Command, "", ""),
+}
 
 # What people type who know other tools, by the command or the group in front of it: what it is called here.
 FAMILIAR: Mapping[str, Mapping[str, str]] = {
@@ -59,11 +127,14 @@ FAMILIAR: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("finetune", "fine-tune", "sft", "lora", "qlora", "new", "init", "create", "wizard"), "config"),
         **dict.fromkeys(("configure", "setup", "quickstart"), "config"),
         **dict.fromkeys(("stop", "kill", "abort", "scancel"), "cancel"),
-        **dict.fromkeys(("plot", "graph", "compare", "benchmark", "profile", "sweep"), "bench"),
+        **dict.fromkeys(("benchmark", "profile", "sweep"), "bench"),
+        **dict.fromkeys(("plot", "graph", "dashboard"), "report"),
+        **dict.fromkeys(("compare", "diff"), "runs diff"),
         **dict.fromkeys(("list", "recipes", "presets", "search"), "ls"),
         **dict.fromkeys(("history", "experiments"), "runs list"),
         **dict.fromkeys(("copy", "clone"), "cp"),
-        **dict.fromkeys(("ps", "jobs", "queue", "top", "squeue"), "status"),
+        **dict.fromkeys(("ps", "jobs", "queue", "squeue"), "status"),
+        **dict.fromkeys(("top", "live", "monitor"), "watch"),
         **dict.fromkeys(("log", "tail", "output"), "logs"),
         **dict.fromkeys(("save", "snapshot"), "checkpoint"),
         **dict.fromkeys(("sbatch", "schedule"), "submit"),
@@ -73,12 +144,19 @@ FAMILIAR: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("convert", "migrate"), "import"),
         **dict.fromkeys(("preprocess", "tokenize", "prepare", "dataset", "inspect"), "data"),
         **dict.fromkeys(("diagnose", "health"), "doctor"),
-        **dict.fromkeys(("gpu", "nvidia-smi", "devices"), "gpus"),
+        **dict.fromkeys(("gpu", "nvidia-smi", "devices"), "env gpus"),
+        **dict.fromkeys(("completions", "autocomplete", "--install-completion", "--show-completion"), "completion"),
         **dict.fromkeys(("stacks", "py-spy", "debug"), "dump"),
         "version": "--version",
         "help": "--help",
     },
-    "trainkit runs": {"ls": "list", "info": "show", **dict.fromkeys(("clean", "rm", "delete", "remove"), "prune")},
+    "trainkit env": {"gpu": "gpus", "cards": "gpus", "json": "facts", "show": "--help"},
+    "trainkit runs": {
+        "compare": "diff",
+        "ls": "list",
+        "info": "show",
+        **dict.fromkeys(("clean", "rm", "delete", "remove"), "prune"),
+    },
 }
 
 # Typer brings its own copy of click, or uses the installed one, by its version: the class is known by its heir only.
@@ -95,26 +173,34 @@ class LazyCommands(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; None where there is none of this name."""
-        known = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
-        if known is None:
+        entry = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
+        if entry is None:
             return None
-        place, cls, arguments = known
-        found = load(f"trainkit.cli.commands.{place}")
-        if issubclass(cls, CommandGroup):
+        found = load(f"trainkit.cli.commands.{entry.place}")
+        if issubclass(entry.cls, CommandGroup):
             return typer.main.get_command(found)
         # An app of its own for each: Typer would read the signatures of all commands of one app.
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name, cls=cls)(found)
+        alone.command(cmd_name, cls=entry.cls)(found)
         command: Any = typer.main.get_command(alone)
-        command.arguments = arguments
+        command.arguments = entry.arguments
         return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the table of commands, for which none is imported."""
+        lines: dict[str, Any] = {
+            name: TyperCommand(name, help=entry.help, rich_help_panel=f"[not dim bold]{entry.group}[/]")
+            for name, entry in COMMANDS.items()
+        }
+        table = CommandGroup(name=self.name, commands=lines, params=self.params, help=self.help, epilog=self.epilog)
+        table.format_help(ctx, formatter)
 
 
 app = typer.Typer(
     name="trainkit",
     cls=LazyCommands,
     help="A training launcher driven by config files: what the plan says is what happens.",
-    epilog="Start with: trainkit config · trainkit plan quickstart · trainkit run quickstart",
+    epilog="Start with: trainkit plan quickstart · trainkit run quickstart",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
-from typing import TextIO
 
+from trainkit.colour import LABELS, NO_COLOUR, Colour
 from trainkit.distribution import is_install
 from trainkit.errors import Diagnostic, Origin
 from trainkit.recipe.secrets import mask_values
 from trainkit.text import strip_control
 
-_COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "strong": "\x1b[1m"}
-_RESET = "\x1b[0m"
 _WIDTH = 110  # of a shown source line; a longer one is cut around the caret
 _MOST_SHOWN = 100  # diagnostics; the rest is counted
 
@@ -26,45 +23,32 @@ def write_text(text: str) -> None:
     sys.stdout.write(strip_control(text))
 
 
-_OPENING = re.compile(r"^( *)(blocker|warning|note):", re.MULTILINE)
-
-
-def coloured(stream: TextIO) -> bool:
-    """Whether a terminal is to be written to in colours."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
-
-
-def write_coloured(text: str) -> None:
-    """As `write_text`, with the first word of each remark in the colour of what it is."""
-
-    def paint(found: re.Match[str]) -> str:
-        style = "error" if found[2] == "blocker" else found[2]
-        return f"{found[1]}{_COLOURS[style]}{found[2]}{_RESET}:"
-
-    sys.stdout.write(_OPENING.sub(paint, strip_control(text)))
+def write_labelled(text: str) -> None:
+    """As `write_text`, with the labels in colour on a terminal."""
+    sys.stdout.write(Colour(sys.stdout, os.environ).labels(strip_control(text)))
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
-    """Write diagnostics to standard error, coloured on a terminal unless NO_COLOR is set."""
-    text = render_diagnostics(diagnostics, colour=coloured(sys.stderr))
+    """Write diagnostics to standard error, in colours on a terminal."""
+    text = render_diagnostics(diagnostics, Colour(sys.stderr, os.environ))
     if text:
         sys.stderr.write(text)
 
 
-def render_diagnostics(diagnostics: Iterable[Diagnostic], *, colour: bool = False) -> str:
+def render_diagnostics(diagnostics: Iterable[Diagnostic], colour: Colour = NO_COLOUR) -> str:
     """All diagnostics as one text, with the number of errors at the end where there are several."""
     found = list(diagnostics)
     for at, (each, following) in enumerate(pairwise(found)):
         if each.hint == following.hint and is_install(each.hint):  # one command for all packages is said once
             found[at] = replace(each, hint="")
-    text = "".join(render_diagnostic(each, colour=colour) for each in found[:_MOST_SHOWN])
+    text = "".join(render_diagnostic(each, colour) for each in found[:_MOST_SHOWN])
     errors = sum(each.severity == "error" for each in found)
     if len(found) > _MOST_SHOWN:
         text += f"… and {len(found) - _MOST_SHOWN} more\n"
     return text + (f"{errors} errors\n" if errors > 1 else "")
 
 
-def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
+def render_diagnostic(diagnostic: Diagnostic, colour: Colour = NO_COLOUR) -> str:
     """One diagnostic::
 
     team.yaml:3:12: error: batch.micro must be auto, a whole number (1 or more) or null, not the text 'x'
@@ -75,20 +59,17 @@ def render_diagnostic(diagnostic: Diagnostic, *, colour: bool = False) -> str:
       next: write a number
     """
     origin = diagnostic.origin
-
-    def paint(text: str, style: str) -> str:
-        return f"{_COLOURS[style]}{text}{_RESET}" if colour else text
-
-    place = f"{paint(one_line(origin.place), 'strong')}: " if origin else ""
-    lines = [f"{place}{paint(diagnostic.severity, diagnostic.severity)}: {one_line(diagnostic.what)}"]
+    role = LABELS[diagnostic.severity]
+    place = f"{colour.paint(one_line(origin.place), 'title')}: " if origin else ""
+    lines = [f"{place}{colour.paint(diagnostic.severity, role)}: {one_line(diagnostic.what)}"]
     if origin:
-        lines += _source_lines(origin, paint(("^" * max(origin.length, 1))[:_WIDTH], diagnostic.severity))
+        lines += _source_lines(origin, colour.paint(("^" * max(origin.length, 1))[:_WIDTH], role))
         if origin.layer and origin.place not in origin.layer:
             lines.append(f"  from: {one_line(origin.layer)}")
     if diagnostic.why:
         lines.append(f"  why:  {one_line(diagnostic.why)}")
     if diagnostic.hint:
-        lines.append(f"  next: {one_line(diagnostic.hint)}")
+        lines.append(f"  {colour.paint('next', LABELS['next'])}: {one_line(diagnostic.hint)}")
     return "\n".join(lines) + "\n"
 
 

@@ -64,9 +64,9 @@ def profiles() -> dict[str, Path]:
 
 def _read_json(word: str) -> object:
     try:
-        return parse_json(_read(word, "trainkit facts > FACTS.json"))
+        return parse_json(_read(word, "trainkit env facts > FACTS.json"))
     except ValueError as error:
-        raise UsageError(f"{word} is not JSON: {error}", hint="`trainkit facts > FACTS.json` makes it") from error
+        raise UsageError(f"{word} is not JSON: {error}", hint="`trainkit env facts > FACTS.json` makes it") from error
 
 
 def _own_profile(word: str) -> Facts:

@@ -220,7 +220,7 @@ class Facts:
     @classmethod
     def from_json(cls, data: object) -> Facts:
         """The inverse of :meth:`to_json`. Raises UsageError for what is not the facts of a machine."""
-        hint = "make them on the machine in question: trainkit facts > FACTS.json"
+        hint = "make them on the machine in question: trainkit env facts > FACTS.json"
         if not isinstance(data, Mapping) or "facts_version" not in data:
             raise UsageError("these are not the facts of a machine: there is no facts_version", hint=hint)
         if (found := data["facts_version"]) != FACTS_VERSION:

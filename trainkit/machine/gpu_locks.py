@@ -27,7 +27,7 @@ from trainkit.machine.facts import Gpu, Hold
 
 FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that every user may write to; shared on purpose
 SETTING = "TRAINKIT_CARD_LOCKS"
-# A reader of the lock (`trainkit gpus`, another run's probe) has it for an instant; a run has it for good.
+# A reader of the lock (`trainkit env gpus`, another run's probe) has it for an instant; a run has it for good.
 PATIENCE_SECONDS = 0.3
 STEP_SECONDS = 0.01
 

@@ -145,7 +145,7 @@ def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) ->
     # A program of the user's own in one process takes what there is; whoever asks for more is told.
     asks = devices.select == "all" and not (recipe.strategy.kind == "single" and recipe.program.kind != "builtin")
     if facts.gpus or asks:
-        hint = "set devices.type to cpu if that is meant, else see `trainkit gpus`"
+        hint = "set devices.type to cpu if that is meant, else see `trainkit env gpus`"
         yield (note if facts.visible_devices == "" else warning)(f"the run uses the CPU: {reason}", hint)
 
 
@@ -262,7 +262,7 @@ def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Ite
         yield note(f"GPUs were chosen inside the caller's {given}{giver}")
         if wrong := unread(facts):
             what = f"`{wrong}` in {given} matches no single GPU; CUDA ignores it and all later entries"
-            yield warning(what, "export the GPUs that `trainkit gpus` shows")
+            yield warning(what, "export the GPUs that `trainkit env gpus` shows")
     yield from _busy(resolved, cards, facts)
     yield from _uneven(resolved, cards, facts)
     # CUDA counts fastest first unless the environment says otherwise, nvidia-smi and schedulers by PCI address.

@@ -170,10 +170,11 @@ def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
     with contextlib.suppress(OSError, *DAMAGE):
         log = trainer_log(plan, info.layout, info.started or 0.0) if plan else ()
     for entry in log:
-        step = entry.get("step")
-        numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
-        for name, value in numbers.items() if isinstance(step, int) and 0 < step < 1 << 53 else ():
-            if name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS):
+        if not isinstance(step := entry.get("step"), int) or not 0 < step < 1 << 53:
+            continue
+        for name, value in entry.items():
+            known = name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS)
+            if known and isinstance(value, int | float):
                 found.setdefault(name, Curve()).add(step, finite(value))
     return found
 

@@ -17,9 +17,10 @@ import typer
 from typer import Option
 
 from trainkit.cli.commands.submit import SHOWN, at_its_line, refuse_or_say
-from trainkit.cli.diagnostics import coloured, write_text
+from trainkit.cli.diagnostics import write_text
 from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
+from trainkit.colour import Colour
 from trainkit.errors import ExitCode, UsageError
 from trainkit.launch_plan.model import Plan, Variable, bind_words, text
 from trainkit.schedulers.registry import SCHEDULERS
@@ -78,7 +79,7 @@ def data(
     with tempfile.TemporaryDirectory(prefix="trainkit-data-") as folder:
         (Path(folder) / SETTINGS).write_text(next(file.content for file in plan.files if file.path == SETTINGS))
         words = ["--show", "0" if prepare else str(rows), *(["--json"] if as_json else [])]
-        words += ["--colour"] if coloured(sys.stdout) and not as_json else []
+        words += ["--colour"] if Colour(sys.stdout, os.environ).is_on and not as_json else []
         for argv in _steps(plan, folder):
             last = "trainkit.trainer.prepare" in argv
             if last and in_array:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trainkit.cli.diagnostics import write_text
+from trainkit.cli.diagnostics import write_labelled
 from trainkit.cli.file_system import working_folder
 from trainkit.cli.line import own_program
 from trainkit.cli.options import Json, Presets, Variant
@@ -63,7 +63,7 @@ def doctor(context: typer.Context, presets: Presets = None, variant: Variant = N
         sys.stdout.write(json.dumps(as_data(results, name, seconds), indent=2) + "\n")
     else:
         subject = f"what the plan of {name} needs of this machine" if name else "this machine, for any recipe"
-        write_text(render(results, subject, seconds))
+        write_labelled(render(results, subject, seconds))
     if any(result.level == "problem" for result in results):
         raise typer.Exit(ExitCode.MACHINE)
 

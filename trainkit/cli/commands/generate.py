@@ -48,12 +48,10 @@ def generate(  # noqa: PLR0917 - a command's options
         str | None,
         Option("--file", metavar="FILE", help="Prompts: one a line, or JSON lines (*.jsonl) with prompt or messages."),
     ] = None,
-    output: Annotated[
-        str | None, Option("--output", metavar="FILE", help="Write the answers there, as JSON lines.")
-    ] = None,
+    output: Annotated[str | None, Option("--output", metavar="FILE", help="Write the answers as JSON lines.")] = None,
     force: Force = False,
     as_json: Json = False,
-    system: Annotated[str, Option("--system", metavar="TEXT", help="The system message of chats without one.")] = "",
+    system: Annotated[str, Option("--system", metavar="TEXT", help="System message of chats without one.")] = "",
     plain: Annotated[bool, Option("--plain", help="Continue the prompt as it is, without the chat template.")] = False,
     temperature: Annotated[
         float | None,
@@ -65,10 +63,8 @@ def generate(  # noqa: PLR0917 - a command's options
     ] = None,
     tokens: Annotated[int, Option("--max-new-tokens", min=1, help="The most tokens of an answer.")] = 256,
     seed: Annotated[int, Option("--seed", min=0, help="The same seed draws the same answers.")] = 0,
-    step: Annotated[
-        int | None, Option("--checkpoint", metavar="STEP", help="The run's checkpoint of this step, not the newest.")
-    ] = None,
-    best: Annotated[bool, Option("--best", help="The run's checkpoint with the best evaluation.")] = False,
+    step: Annotated[int | None, Option("--checkpoint", metavar="STEP", help="The checkpoint of this step.")] = None,
+    best: Annotated[bool, Option("--best", help="The checkpoint with the best evaluation.")] = False,
     device: Annotated[
         str | None,
         Option("--device", metavar="DEVICE", help="Default: a GPU, but none that may be training this run, or cpu."),

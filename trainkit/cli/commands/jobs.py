@@ -16,6 +16,7 @@ from typer import Option
 from trainkit.cli.commands.runs import find_run, find_runs
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Json, Root, Run
+from trainkit.colour import NO_COLOUR, Colour
 from trainkit.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def status(
         found = [(state_of(each.layout, jobs), each.layout) for each in runs]
         known = [replace(state, at=None) for state, _ in found]  # how long ago it was written is no change
         if known != shown:
-            write_text(f"{shown_states(found, as_json=as_json, several=several)}\n")
+            sys.stdout.write(f"{shown_states(found, as_json=as_json, several=several)}\n")
             sys.stdout.flush()
         shown = known
         if not watch or all(state.is_over for state in known):
@@ -58,7 +59,8 @@ def status(
 def shown_states(found: Sequence[tuple[RunState, RunLayout]], *, as_json: bool, several: bool) -> str:
     """States for people, or as JSON: of an array job (several) a list."""
     if not as_json:
-        return "\n".join(describe_state(state, layout) for state, layout in found)
+        colour = Colour(sys.stdout, os.environ)
+        return "\n".join(describe_state(state, layout, colour) for state, layout in found)
     data = [as_data(state, layout) for state, layout in found]
     return json.dumps(data if several else data[0], indent=2)
 
@@ -72,12 +74,12 @@ def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
     return {"path": str(layout.root), "state": found.word, **fields, "evaluation": evaluated}
 
 
-def describe_state(found: RunState, layout: RunLayout) -> str:
-    """A state in a few words: what, where, how far, who says so."""
+def describe_state(found: RunState, layout: RunLayout, colour: Colour = NO_COLOUR) -> str:
+    """A state in a few words: what, where, how far, who says so. Nothing in it moves the cursor of a terminal."""
     from trainkit.runner.report.summary import described_evaluation
     from trainkit.schedulers.jobs.run_state import age
 
-    parts = [found.word.replace("_", " ")]
+    parts = [""]
     if found.exit_code is not None and found.is_over:
         parts.append(f"exit code {found.exit_code}")
     if found.attempt > 1:
@@ -92,7 +94,8 @@ def describe_state(found: RunState, layout: RunLayout) -> str:
         parts.append(f"job {found.job}")
     why = f": {found.why}" if found.why else ""
     said = f"{found.source}, {age(found.at)}" if found.source == "status.json" and found.at else found.source
-    return one_line(f"{', '.join(parts)}{why}") + f"\n  {layout.root} (by {said})"
+    what, where = one_line(f"{', '.join(parts)}{why}"), one_line(f"{layout.root} (by {said})")
+    return f"{colour.state(one_line(found.word))}{what}\n  {where}"
 
 
 def logs(  # noqa: PLR0917 - a command's options

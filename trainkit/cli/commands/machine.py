@@ -1,4 +1,4 @@
-"""`trainkit gpus`, `env` and `facts`: this machine's GPUs and who uses them, a report for bugs, and facts as JSON."""
+"""`trainkit env` and its parts: a report for bugs, this machine's GPUs and who uses them, and its facts as JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Option
 
 from trainkit import __version__
-from trainkit.cli.options import Json, On
+from trainkit.cli.options import Command, CommandGroup, Json, On, refuse_arguments
 from trainkit.errors import UsageError
 from trainkit.text import GIB, pluralize, table
 
@@ -38,6 +39,29 @@ _WHOLE = frozenset({"CC", "CXX", "RANK"})
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
+app = typer.Typer(name="env", cls=CommandGroup, add_completion=False)
+
+
+@app.callback(invoke_without_command=True)
+def env(context: typer.Context, as_json: Json = False) -> None:
+    """Show versions, GPUs, cores, memory, scheduler and the variables that affect a launch. Secrets are masked.
+
+    Example: trainkit env
+
+    Example: trainkit env gpus
+    """
+    if part := context.invoked_subcommand:
+        if as_json:
+            raise UsageError("--json stands in front of a part", hint=f"trainkit env {part} --json")
+        return
+    from trainkit.machine.probe import probe
+
+    refuse_arguments(context)
+    sections = report(probe(), dict(os.environ))
+    sys.stdout.write(json.dumps(sections, indent=2) + "\n" if as_json else render_report(sections))
+
+
+@app.command("gpus", cls=Command)
 def gpus(
     as_json: Json = False,
     watch: Annotated[bool, Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
@@ -47,9 +71,9 @@ def gpus(
 
     Without a GPU it says why. devices.select accepts index and UUID.
 
-    Example: trainkit gpus
+    Example: trainkit env gpus
 
-    Example: trainkit gpus --watch
+    Example: trainkit env gpus --watch
     """
     if watch and machine is not None:
         raise UsageError("--watch and --on exclude one another", hint="a file or a profile does not change")
@@ -163,21 +187,11 @@ def _cut(line: str, width: int) -> str:
     return f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def env(as_json: Json = False) -> None:
-    """Show versions, GPUs, cores, memory, scheduler and the variables that affect a launch. Secrets are masked.
-
-    Example: trainkit env
-    """
-    from trainkit.machine.probe import probe
-
-    sections = report(probe(), dict(os.environ))
-    sys.stdout.write(json.dumps(sections, indent=2) + "\n" if as_json else render_report(sections))
-
-
+@app.command("facts", cls=Command)
 def facts() -> None:
     """Print the facts of this machine as JSON: GPUs, cores, memory, versions, the scheduler's allocation.
 
-    Example: trainkit facts > FACTS.json
+    Example: trainkit env facts > FACTS.json
 
     Example: trainkit plan ddp --on FACTS.json
     """

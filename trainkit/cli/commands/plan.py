@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from trainkit.cli.diagnostics import coloured, show_diagnostics, write_coloured, write_text
+from trainkit.cli.diagnostics import show_diagnostics, write_labelled, write_text
 from trainkit.cli.file_system import write_file
 from trainkit.cli.options import Json, On, Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line, resolve_request, show_warnings
@@ -107,7 +107,7 @@ def write_plan(plan: Plan, resolved: Resolved, other: Plan | None, *, as_json: b
         if sys.stdout.isatty():
             width = max(min(shutil.get_terminal_size().columns, width), NARROWEST)
         page = table.render(plan, width)
-        write_coloured(page) if coloured(sys.stdout) else write_text(page)
+        write_labelled(page)
 
 
 def other_plan(word: str, facts: Facts) -> Plan:

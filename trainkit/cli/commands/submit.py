@@ -136,7 +136,7 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
 ALL, SHOWN = "all", "RUN_DIRECTORY"
 MACHINE = (
     "set cluster.machine to what the nodes have: a profile (`trainkit ls machines`), or the facts that "
-    "`trainkit facts > FACTS.json` writes on a node"
+    "`trainkit env facts > FACTS.json` writes on a node"
 )
 
 

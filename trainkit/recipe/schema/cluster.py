@@ -167,7 +167,7 @@ class Ran(Section):
 
     machine: str | None = setting(
         None,
-        "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit facts` has written on one. "
+        "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit env facts` has written on one. "
         "The submitting machine rarely resembles the nodes.",
     )
     python: str | None = setting(
@@ -265,7 +265,7 @@ class Kubernetes(Section):
     )
     machine: str | None = setting(
         None,
-        "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit facts` has written in a pod.",
+        "What a node has: a profile (`trainkit ls machines`), or a file that `trainkit env facts` wrote in a pod.",
     )
     namespace: str = setting("default", "Namespace of all objects.", pattern=_LABEL, expects=_LABEL_WORDS)
     image: str | None = setting(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from trainkit.colour import Colour
 from trainkit.text import strip_control
 
 Stream = Literal["out", "err"]
@@ -23,6 +24,7 @@ class Terminal:
         self._fds: dict[Stream, int] = {"out": out, "err": err}
         self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
         self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
+        self._colour = Colour(err, environ)
         self._at_start = True  # the terminal's current line is empty, apart from the live line
         self._drawn = ""
         self._broken: set[Stream] = set()
@@ -36,7 +38,8 @@ class Terminal:
     def say(self, text: str) -> None:
         """A line of trainkit's own on standard error, never inside a line of the program."""
         newline = "" if self._at_start or not self._is_terminal["err"] else "\n"
-        self._put("err", f"{newline}{self.prefix}{strip_control(text)}\n".encode("utf-8", "replace"))
+        shown = self._colour.labels(strip_control(text))
+        self._put("err", f"{newline}{self.prefix}{shown}\n".encode("utf-8", "replace"))
 
     def live(self, line: Callable[[int], str]) -> bool:
         """Draw the live line, made for a width in columns, if the program has finished its own line.

@@ -52,7 +52,7 @@ BOUND_HERE = (
     "environment.set.CUDA_VISIBLE_DEVICES", "environment.unset", "environment.take", "preparations", "resume.",
 )  # fmt: skip
 SAID = (".reason", ".note")  # in words, of layers that the recorded recipe has no more
-HINT = "plan for what the nodes have: cluster.machine, from `trainkit facts` on one of them"
+HINT = "plan for what the nodes have: cluster.machine, from `trainkit env facts` on one of them"
 
 
 def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callable[[], RunRequest]) -> int:
