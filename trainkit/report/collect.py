@@ -27,13 +27,13 @@ from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import RunInfo
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.schedulers.jobs.run_state import RunState, state_of
+from trainkit.tools.builtin.program import SETTINGS
 
 PREDICTIONS = "predictions.jsonl"
 READ = 20_000  # lines of the predictions
 FIRST, WORST = 10, 10  # that are shown
 ROWS = 3  # of the data, that are shown with what is learned
 CULPRITS = 4  # ranks of an attempt whose last lines are shown
-SETTINGS = "trainer.json"
 NO_METRICS = ("_runtime", "_per_second", "epoch", "total_flos")  # the ends of names in Trainer's log
 DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what reading a damaged plan raises
 Pieces = tuple[tuple[str, bool], ...]  # of a row: text, and whether it is learned
