@@ -6,17 +6,22 @@ import csv
 import io
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainkit.errors import MachineError
-from trainkit.files import publish
+from trainkit.files import publish, read_json
 from trainkit.foresight.published import published
 from trainkit.runner.execute import RunRequest, run_plan
 from trainkit.runner.report.console import Stream, Terminal
@@ -24,7 +29,8 @@ from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import headline
-from trainkit.runner.supervisor.processes import STOP, handled
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.supervisor.processes import STOP, die_with_parent, handled
 from trainkit.text import MIB, format_duration
 
 if TYPE_CHECKING:
@@ -33,7 +39,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["ok", "failed", "out of memory", "interrupted", "refused"]
 MemoryKind = Literal["gpu", "rss"]
-Figure = Literal["seconds", "samples_per_second", "final_loss", "evaluation"]  # of which several runs have a median
+# Of which several runs have a median.
+Figure = Literal["seconds", "samples_per_second", "final_loss", "eval_loss", "evaluation"]
 
 # What a rank's standard error holds when memory, of a GPU or of the machine, ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError", "can't allocate memory", "bad_alloc")
@@ -43,22 +50,29 @@ MEMORY_MEANING: Mapping[MemoryKind, str] = {
     "rss": "peak resident memory (RSS of the largest rank)",
 }
 MEMORY_HEAD: Mapping[MemoryKind, str] = {"gpu": "GPU memory", "rss": "peak RSS"}
+RUN_DIRECTORY = "run directory: "  # as a run says it before it starts its program
+START_BYTES = 1 << 16  # of a log, in which that line is
+LOOK_SECONDS = 0.1
 _REASON = 100  # characters of a failure's reason in the table; files hold all of it
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A recipe to be run, or the reason why it cannot be (`refusal`)."""
+    """A recipe to be run, or the reason why it cannot be (`refusal`). line: behind `trainkit run`, the same run."""
 
     name: str
     description: str
     request: RunRequest | None
     refusal: str = ""
+    line: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is compared. base: the name of the candidate that the others are measured by."""
+    """What is compared. base: the name of the candidate that the others are measured by.
+
+    jobs: how many runs at once; above 1 each of them is a process of its own, with some of these GPUs (UUIDs).
+    """
 
     recipe: str
     machine: str
@@ -66,6 +80,8 @@ class Setup:
     base: str
     candidates: Sequence[Candidate]
     repeat: int
+    jobs: int = 1
+    gpus: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,8 @@ class Measurement:
     evaluation: float | None = None
     evaluated: str = ""  # what that is: the name of a metric, or loss
     run_directory: str = ""
+    eval_loss: float | None = None
+    rates_cover: str = ""  # which steps samples_per_second is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +137,11 @@ class VariantRow:
     def evaluated(self) -> str:
         """What `evaluation` is; empty where no run has one."""
         return next((run.evaluated for run in self.runs if run.evaluated), "")
+
+    @property
+    def rates_cover(self) -> str:
+        """Which steps the samples per second are of; empty where no run has any."""
+        return next((run.rates_cover for run in self.runs if run.outcome == "ok" and run.rates_cover), "")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -170,6 +193,8 @@ def measure(summary: Mapping[str, Any], kind: MemoryKind, errors: str, run_direc
         evaluation=evaluation,
         evaluated=evaluated,
         run_directory=run_directory,
+        eval_loss=loss if isinstance(loss := summary.get("eval_loss"), int | float) else None,
+        rates_cover=str(summary.get("rates_cover") or ""),
     )
 
 
@@ -188,7 +213,10 @@ def _outcome(summary: Mapping[str, Any], errors: str) -> tuple[Outcome, str]:
 
 
 def compare(rows: Sequence[VariantRow], base: str) -> list[VariantRow]:
-    """The rows with their speed and memory relative to the row named `base`, where that succeeded."""
+    """The rows with their speed and memory relative to the row named `base`, where that succeeded.
+
+    A speed that covers other steps than the base's is not compared.
+    """
     reference = next((row for row in rows if row.name == base and row.outcome == "ok"), None)
     if reference is None:
         return list(rows)
@@ -197,10 +225,12 @@ def compare(rows: Sequence[VariantRow], base: str) -> list[VariantRow]:
         return value / by if value is not None and by else None
 
     speed, memory = reference.median("samples_per_second"), reference.memory_bytes
-    return [
-        replace(row, speed=ratio(row.median("samples_per_second"), speed), memory=ratio(row.memory_bytes, memory))
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        by = speed if row.rates_cover == reference.rates_cover else None
+        faster, larger = ratio(row.median("samples_per_second"), by), ratio(row.memory_bytes, memory)
+        found.append(replace(row, speed=faster, memory=larger))
+    return found
 
 
 def remaining(walls: Sequence[float], left: int, spent: float = 0.0) -> float | None:
@@ -234,6 +264,16 @@ class BenchTerminal(Terminal):
         return True
 
 
+class _Child(NamedTuple):
+    """A run that is a process of its own. log: of its whole output. gpus: UUIDs of those that it has to itself."""
+
+    candidate: Candidate
+    process: subprocess.Popen[bytes]
+    log: Path
+    gpus: Sequence[str]
+    begun: float
+
+
 @dataclass
 class _Bench:
     """The state of a bench: what has been measured, and how long each run took."""
@@ -245,10 +285,13 @@ class _Bench:
     begun_at: float = 0.0
     stopped_by: int | None = None
     started: float = field(default_factory=time.monotonic)
+    children: list[_Child] = field(default_factory=list)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Remember a signal."""
+        """Remember a signal, and pass it on to the runs that are processes of their own."""
         self.stopped_by = number
+        for child in self.children:
+            child.process.send_signal(number)
 
     @property
     def runnable(self) -> int:
@@ -259,8 +302,13 @@ class _Bench:
         """The time so far, and what is left by the runs before."""
         now = time.monotonic()
         left = remaining(self.walls, self.runnable - len(self.walls), now - self.begun_at)
-        rest = "" if left is None else f", about {format_duration(left)} left"
+        rest = "" if left is None else f", about {format_duration(left / self.setup.jobs)} left"
         return f"{format_duration(now - self.started)} so far{rest}"
+
+    def running_line(self) -> str:
+        """How far several runs at once are."""
+        names = ", ".join(each.candidate.name for each in self.children)
+        return f"{len(self.walls)}/{self.runnable} ended, running: {names}, {self.clock()}"
 
     def comparison(self) -> Comparison:
         """What is known so far, in the recipe's order."""
@@ -288,15 +336,101 @@ def run_all(setup: Setup, folder: Path, console: BenchTerminal) -> tuple[Compari
             bench.measured[candidate.name] = [Measurement("refused", reason=candidate.refusal)]
             console.say(f"{candidate.name}: refused: {candidate.refusal}")
     # Between two runs a signal is only remembered, so that what has been measured is still written.
+    runs = [each for _ in range(setup.repeat) for each in setup.candidates if each.request is not None]
     with handled(STOP, bench.stop):
-        for _ in range(setup.repeat):
-            for candidate in setup.candidates:
+        if setup.jobs > 1:
+            _run_together(bench, runs, folder, console)
+        else:
+            for candidate in runs:
                 if bench.stopped_by is None and candidate.request is not None:
                     _run_one(bench, candidate, candidate.request, console)
-                    found = bench.comparison()
-                    publish(folder / "bench.csv", as_csv(found))
-                    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
+                    _write(bench, folder)
     return bench.comparison(), bench.stopped_by
+
+
+def _write(bench: _Bench, folder: Path) -> None:
+    found = bench.comparison()
+    publish(folder / "bench.csv", as_csv(found))
+    publish(folder / "bench.json", json.dumps(as_data(found), indent=2, ensure_ascii=False) + "\n")
+
+
+def _run_together(bench: _Bench, runs: Sequence[Candidate], folder: Path, console: BenchTerminal) -> None:
+    """Run several at once, in this order, each as soon as there are GPUs for it alone.
+
+    They are processes of their own, for a run handles signals and adopts orphans for its whole process; each dies with
+    this one.
+    """
+    waiting, free = deque(runs), list(bench.setup.gpus)
+    console.whole = bench.running_line
+    try:
+        while waiting or bench.children:
+            for child in [each for each in bench.children if each.process.poll() is not None]:
+                bench.children.remove(child)
+                free += child.gpus
+                _take_measurement(bench, child, console)
+                _write(bench, folder)
+            if bench.stopped_by is not None:
+                waiting.clear()
+            while waiting and len(bench.children) < bench.setup.jobs and len(free) >= gpus_of(waiting[0]):
+                candidate = waiting.popleft()
+                taken = [free.pop(0) for _ in range(gpus_of(candidate))]
+                _start_child(bench, candidate, taken, folder, console)
+            console.live(lambda _: "")
+            time.sleep(LOOK_SECONDS)
+    finally:
+        for child in bench.children:  # only if this process itself fails
+            child.process.terminate()
+            child.process.wait()
+
+
+def gpus_of(candidate: Candidate) -> int:
+    """How many GPUs its plan has."""
+    return len(candidate.request.planned.plan.cards) if candidate.request else 0
+
+
+def _start_child(
+    bench: _Bench, candidate: Candidate, gpus: Sequence[str], folder: Path, console: BenchTerminal
+) -> None:
+    bench.begun += 1
+    bench.begun_at = time.monotonic()
+    described = f": {candidate.description}" if candidate.description else ""
+    where = f" on {', '.join(gpus)}"
+    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}{where}  ({bench.clock()})")
+    log = folder / f"{bench.begun}-{re.sub('[^A-Za-z0-9._-]', '_', candidate.name)}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trainkit", "run", *candidate.line],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which passes it on once
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is about
+        )
+    bench.children.append(_Child(candidate, process, log, gpus, bench.begun_at))
+
+
+def _take_measurement(bench: _Bench, child: _Child, console: BenchTerminal) -> None:
+    """Of a run that has ended as a process of its own."""
+    with child.log.open("rb") as log:
+        said = log.read(START_BYTES).decode("utf-8", "replace").splitlines()
+    place = next((line.removeprefix(RUN_DIRECTORY) for line in said if line.startswith(RUN_DIRECTORY)), None)
+    code = child.process.returncode
+    if place is None:
+        why = next((line for line in said if line.startswith("error: ")), f"see {child.log}")
+        measurement = Measurement("refused", code, why.removeprefix("error: "))
+        console.say(f"{child.candidate.name}: refused: {measurement.reason}")
+    else:
+        layout = RunLayout(Path(place))
+        logs = sorted(layout.attempt(1).logs.glob("rank-*.err"))
+        errors = "\n".join(line for log in logs for line in last_lines(log))
+        measurement = measure(read_json(layout.summary) or {"exit_code": code}, bench.setup.memory, errors, place)
+        if measurement.outcome == "interrupted":
+            bench.stopped_by = bench.stopped_by or max(code - 128, 1)
+        elif measurement.outcome != "ok":
+            console.say(f"{child.candidate.name}: {measurement.outcome}: {measurement.reason}\n  {child.log}")
+    bench.walls.append(time.monotonic() - child.begun)
+    bench.measured.setdefault(child.candidate.name, []).append(measurement)
 
 
 def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
@@ -328,15 +462,32 @@ def render(found: Comparison) -> str:
     others = {row.name: said for row in found.rows if (said := published(found.recipe, row.name))}
     head: tuple[str, ...] = (
         *("variant", "time", "samples/s", "vs base", MEMORY_HEAD[found.memory], "vs base", "final loss"),
+        *(["eval loss"] if (has_loss := any(row.median("eval_loss") is not None for row in found.rows)) else ()),
         *([evaluated] if (evaluated := _evaluated(found.rows)) else ()),
         *(["published (V100)"] if others else ()),
     )
-    lines = [head, *(_cells(row, evaluated, others) for row in found.rows)]
+    measured: Mapping[Figure, bool] = {"eval_loss": has_loss, "evaluation": bool(evaluated)}
+    shown = [figure for figure, is_shown in measured.items() if is_shown]
+    lines = [head, *(_cells(row, shown, others) for row in found.rows)]
     widths = [max(len(line[column]) for line in lines if len(line) == len(head)) for column in range(len(head))]
     widths[0] = max(len(line[0]) for line in lines)
     text = "".join(_line(line, widths) for line in lines)
     text += f"{found.recipe} on {found.machine}; memory is {MEMORY_MEANING[found.memory]}\n"
+    text += "".join(f"{line}\n" for line in _definitions(found.rows))
     return text + (f"not run: {', '.join(found.not_run)}\n" if found.not_run else "")
+
+
+def _definitions(rows: Sequence[VariantRow]) -> Iterator[str]:
+    """What samples/s means in a table; where it is not the same in all rows, which rows cannot be compared."""
+    covered: dict[str, list[str]] = {}
+    for row in rows:
+        if row.rates_cover:
+            covered.setdefault(row.rates_cover, []).append(row.name)
+    for cover, names in covered.items():
+        of = f" of {', '.join(names)}" if len(covered) > 1 else ""
+        yield f"samples/s{of} is global batch \N{MULTIPLICATION SIGN} steps \N{DIVISION SIGN} seconds of {cover}"
+    if len(covered) > 1:
+        yield "warning: these rates are of different parts of the runs, and are not compared with one another"
 
 
 def as_csv(found: Comparison) -> str:
@@ -384,7 +535,9 @@ def _record(row: VariantRow, memory: MemoryKind) -> dict[str, Any]:
             "memory_kind": memory,
             "relative_speed": row.speed,
             "relative_memory": row.memory,
+            "samples_per_second_covers": row.rates_cover,
             "final_loss": row.median("final_loss"),
+            "eval_loss": row.median("eval_loss"),
             "evaluation": row.median("evaluation"),
             "evaluated": row.evaluated,
         }
@@ -398,12 +551,12 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluated(rows: Sequence[VariantRow]) -> str:
-    """The head of the column of evaluations: none where nothing, or not everything the same, was evaluated."""
+    """The head of the column of a metric: none where nothing but the loss, or not everywhere the same, was measured."""
     names = {row.evaluated for row in rows if row.evaluated}
-    return f"eval {names.pop()}" if len(names) == 1 else ""
+    return f"eval {names.pop()}" if len(names) == 1 and names != {"loss"} else ""
 
 
-def _cells(row: VariantRow, evaluated: str, others: Mapping[str, str]) -> tuple[str, ...]:
+def _cells(row: VariantRow, evaluations: Sequence[Figure], others: Mapping[str, str]) -> tuple[str, ...]:
     if row.outcome != "ok":
         return (row.name, f"{row.outcome}: {row.reason[:_REASON]}" if row.reason else row.outcome)
     figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
@@ -413,7 +566,7 @@ def _cells(row: VariantRow, evaluated: str, others: Mapping[str, str]) -> tuple[
         (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
         (row.memory, "{:.2f}".format),
         (row.median("final_loss"), "{:.4f}".format),
-        *(((row.median("evaluation"), "{:.4f}".format),) if evaluated else ()),
+        *((row.median(each), "{:.4f}".format) for each in evaluations),
     )
     cells = ("-" if value is None else text(value) for value, text in figures)
     return (row.name, *cells, *((others.get(row.name, ""),) if others else ()))

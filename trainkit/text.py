@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 # Control characters but for line ends and tabs, what turns the direction of a text, and bytes that are no UTF-8.
@@ -94,6 +95,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def format_age(seconds: float) -> str:
+    """The largest unit of a time, rounded down: ``42 s``, ``3 min``, ``5 h``, ``12 d``."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{int(seconds // unit)} {name}"
+    return f"{max(0, int(seconds))} s"
+
+
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """A paragraph as lines of at most `width` columns but for longer words. first, rest: what the lines begin with."""
     return textwrap.TextWrapper(width, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)
@@ -105,3 +114,53 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+class Column(NamedTuple):
+    """A column of a table that fits a terminal.
+
+    least: characters to which its cells may be shortened, keeping their start or end; 0 for never. paint: colours a
+    cell that has its full width.
+    """
+
+    head: str
+    cells: Sequence[str]
+    least: int = 0
+    keeps: Literal["start", "end"] = "start"
+    paint: Callable[[str], str] = str
+
+
+def shortened(text: str, width: int, keeps: Literal["start", "end"] = "start") -> str:
+    """A text of at most `width` characters, with … for what is left out."""
+    if len(text) <= width:
+        return text
+    return f"{text[: width - 1]}…" if keeps == "start" else f"…{text[len(text) - width + 1 :]}"
+
+
+def fitted_table(columns: Sequence[Column], needed: Sequence[str], extra: Sequence[str], width: int | None) -> str:
+    """Columns beside each other in so many characters, never wrapped; in an empty cell is a dash.
+
+    needed, extra: heads of the columns, the most important ones first. Where there is no room, an extra column is left
+    out before cells of others are shortened, the last one first; a needed one, where shortening is not enough. Empty
+    columns are left out too. width: None for no limit.
+    """
+    kept = [each for each in columns if any(each.cells)]
+    widths = {each.head: max(map(len, (each.head, *each.cells))) for each in kept}
+    least = {each.head: min(each.least or widths[each.head], widths[each.head]) for each in kept}
+    by_importance = [head for head in reversed((*needed, *extra)) if head in widths]
+    for at, head in enumerate(by_importance if width is not None else ()):
+        full = by_importance[at + 1 :] if head in extra else ()
+        room = sum(2 + (widths if each.head in full else least)[each.head] for each in kept) - 2
+        if room > (width or 0) and len(kept) > 1:
+            kept = [each for each in kept if each.head != head]
+    excess = sum(2 + widths[each.head] for each in kept) - 2 - width if width is not None else 0
+    for head in by_importance:
+        if any(each.head == head for each in kept):
+            cut = max(0, min(excess, widths[head] - least[head]))
+            widths[head] -= cut
+            excess -= cut
+    lines = ["  ".join(each.head.ljust(widths[each.head]) for each in kept).rstrip()]
+    for row in range(len(kept[0].cells) if kept else 0):
+        cells = ((each, shortened(each.cells[row] or "-", widths[each.head], each.keeps)) for each in kept)
+        lines.append("  ".join(each.paint(cell.ljust(widths[each.head])) for each, cell in cells).rstrip())
+    return "".join(f"{line}\n" for line in lines)

@@ -105,12 +105,39 @@ def test_csv_and_json_hold_the_same_figures_and_no_invalid_number() -> None:
     assert data["rows"][0]["memory_bytes"] == MIB
 
 
-def test_the_table_has_the_evaluation_where_all_variants_measure_the_same() -> None:
+def test_the_table_has_the_evaluation_loss_and_the_metric_where_all_variants_measure_the_same() -> None:
     measured = {"metrics": {"accuracy": 0.5}, "best_metric": "loss", "eval_loss": 0.7}
     rows = [VariantRow(name, "", (measure(summary(**measured), "rss", "", ""),)) for name in ("base", "other")]
     shown = render(Comparison("r", "m", "rss", rows))
-    assert shown.splitlines()[0].endswith("final loss  eval accuracy")
-    assert shown.splitlines()[1].endswith("0.5000")
-    losses = [VariantRow("base", "", (measure(summary(eval_loss=0.7), "rss", "", ""),)), *rows]
-    assert "eval " not in render(Comparison("r", "m", "rss", losses))
-    assert next(csv.DictReader(io.StringIO(as_csv(Comparison("r", "m", "rss", rows)))))["evaluated"] == "accuracy"
+    assert shown.splitlines()[0].endswith("final loss  eval loss  eval accuracy")
+    assert shown.splitlines()[1].split()[-2:] == ["0.7000", "0.5000"]
+    losses = [VariantRow("base", "", (measure(summary(eval_loss=0.75), "rss", "", ""),)), *rows]
+    mixed = render(Comparison("r", "m", "rss", losses)).splitlines()
+    assert mixed[0].endswith("final loss  eval loss")
+    assert [line.split()[-1] for line in mixed[1:4]] == ["0.7500", "0.7000", "0.7000"]
+    assert "eval " not in render(Comparison("r", "m", "rss", [row("base", 4.0)]))
+    record = next(csv.DictReader(io.StringIO(as_csv(Comparison("r", "m", "rss", rows)))))
+    assert (record["evaluated"], record["eval_loss"]) == ("accuracy", "0.7")
+    run = as_data(Comparison("r", "m", "rss", rows))["rows"][0]["runs"][0]
+    assert (run["eval_loss"], run["evaluation"]) == (0.7, 0.5)
+
+
+def test_the_table_says_what_its_rates_are_of_and_compares_no_two_definitions() -> None:
+    def covering(name: str, cover: str) -> VariantRow:
+        return VariantRow(name, "", (measure(summary(rates_cover=cover), "rss", "", ""),))
+
+    same = compare([covering("base", "these steps"), covering("other", "these steps")], "base")
+    assert [each.speed for each in same] == [1.0, 1.0]
+    shown = render(Comparison("r", "m", "rss", same)).splitlines()
+    assert (
+        shown[-1] == "samples/s is global batch \N{MULTIPLICATION SIGN} steps \N{DIVISION SIGN} seconds of these steps"
+    )
+    mixed = compare([covering("base", "these steps"), covering("other", "all of it")], "base")
+    assert [(each.speed, each.memory) for each in mixed] == [(1.0, 1.0), (None, 1.0)]
+    *_, first, second, warning = render(Comparison("r", "m", "rss", mixed)).splitlines()
+    assert first.startswith("samples/s of base is ")
+    assert second.startswith("samples/s of other is ")
+    assert second.endswith("seconds of all of it")
+    assert warning.startswith("warning: ")
+    record = next(csv.DictReader(io.StringIO(as_csv(Comparison("r", "m", "rss", mixed)))))
+    assert record["samples_per_second_covers"] == "these steps"

@@ -212,9 +212,9 @@ def test_what_people_type_of_other_tools_leads_to_what_there_is() -> None:
     commands = {
         "trainkit": {*COMMANDS},
         "trainkit env": {"gpus", "facts"},
-        "trainkit runs": {"list", "show", "prune"},
+        "trainkit runs": {"list", "show", "diff", "prune"},
     }
-    to_come = {"watch", "report", "diff"}
+    to_come = {"watch", "report"}
     for group, words in FAMILIAR.items():
         assert not words.keys() & (commands[group] - to_come)
         named = {target.partition(" ")[0] for target in words.values()} - {"--version", "--help"}

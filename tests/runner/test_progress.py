@@ -98,6 +98,11 @@ def test_of_long_metrics_the_latest_evaluation_and_steps_are_found(tmp_path: Pat
     assert (progress.total, progress.step, progress.evaluation) == (3000, 2000, {"loss": 3.0})
     assert progress.seconds_per_step == pytest.approx(0.5)
     assert read_progress(tmp_path / "none") == Progress()
+    with (tmp_path / "metrics.jsonl").open("r+b") as file:
+        file.seek(0, 2)
+        file.write(b"\n")
+        file.truncate(1 << 40)  # one line of zeros, as nobody's trainkit writes it
+    assert read_progress(tmp_path / "metrics.jsonl").step == 2000
 
 
 def test_plain_lines_show_steps_and_evaluations_and_nothing_else() -> None:

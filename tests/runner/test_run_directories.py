@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from trainkit.runner.rundir.listing import (
 from trainkit.schedulers.jobs import run_state
 from trainkit.schedulers.jobs.records import Submission, write_submission
 from trainkit.schedulers.jobs.run_state import prunable, remove_run, state_of
+from trainkit.schedulers.jobs.standing import standing_of
 
 
 def make_run(root: Path, name: str, run_id: str, **status: Any) -> RunLayout:
@@ -38,6 +40,14 @@ def make_run(root: Path, name: str, run_id: str, **status: Any) -> RunLayout:
     if status:
         layout.status.write_text(json.dumps(status))
     return layout
+
+
+def listed(table: str) -> list[dict[str, str]]:
+    """The rows of `runs list` by the heads of their columns."""
+    head, *rows = table.splitlines()
+    starts = [match.start() for match in re.finditer(r"\S+", head)]
+    ends = [*starts[1:], None]
+    return [{head[a:b].strip(): row[a:b].strip() for a, b in zip(starts, ends, strict=True)} for row in rows]
 
 
 def make_checkpoint(layout: RunLayout, step: int, *, name: str = "", size: int = 3) -> Path:
@@ -110,8 +120,8 @@ def test_a_run_of_the_first_version_of_plans_is_listed(tmp_path: Path) -> None:
     layout.plan.write_text(json.dumps({"plan_version": 1, "name": "a"}))
     layout.summary.write_text(json.dumps({"exit_code": 7, "steps": 3, "final_loss": 1.5}))
     (run,) = list_runs(str(tmp_path))
-    state = state_of(layout)
-    assert (state.word, state.exit_code, state.step, run.started) == ("failed", 7, 3, None)
+    found = standing_of(run)
+    assert (found.state.word, found.exit_code, found.step, run.started) == ("failed", 7, 3, None)
 
 
 def test_a_run_is_listed_with_the_number_that_says_how_good_it_is(tmp_path: Path, trainkit: Trainkit) -> None:
@@ -127,10 +137,9 @@ def test_a_run_is_listed_with_the_number_that_says_how_good_it_is(tmp_path: Path
     running = make_run(tmp_path / "runs", "a", "20260105-000000-aa", state="ended", exit_code=1)
     records = ({"step": 2, "loss": 1.0}, {"step": 2, "eval_loss": 0.5, "eval_accuracy": 0.75, "eval_seconds": 1.0})
     running.metrics.write_text("".join(f"{json.dumps(each)}\n" for each in records) + '{"step": 3, "lo')
-    rows = [line.split("  ") for line in trainkit("runs", "list").stdout.splitlines()]
-    shown = [[cell.strip() for cell in row if cell.strip()][5] for row in rows[1:]]
+    shown = [row["EVALUATION"] for row in listed(trainkit("runs", "list").stdout)]
     assert shown == ["f1 0.2500", "accuracy 0.5000", "loss 2.5000", "-", "accuracy 0.7500"]
-    assert "evaluation accuracy 0.7500" in trainkit("status").stdout
+    assert "Evaluation  accuracy 0.7500\n" in trainkit("status").stdout
     (known,) = [json.loads(trainkit("status", "--json").stdout)["evaluation"]]
     assert known == {"metric": "accuracy", "value": 0.75}
 
@@ -176,10 +185,9 @@ def test_a_run_is_listed_with_who_ran_and_shown_with_its_words_and_the_end_of_it
     logs.log(1, "err").write_text("".join(f"line {number}\n" for number in range(30)) + "\x1b[31mred\n")
     logs.log(1, "out").write_text("")
 
-    rows = [line.split("  ") for line in trainkit("runs", "list").stdout.splitlines()]
-    columns = [[cell.strip() for cell in row if cell.strip()][6:9] for row in rows[1:]]
-    assert [row[0] for row in columns] == ["builtin", "-m pkg.main", "go.sh", "train.py"]
-    assert columns[-1][1:] == ["ddp", "torchrun"]
+    rows = listed(trainkit("runs", "list").stdout)
+    assert [row["PROGRAM"] for row in rows] == ["builtin", "-m pkg.main", "go.sh", "train.py"]
+    assert (rows[-1]["STRATEGY"], rows[-1]["LAUNCHER"], rows[-1]["EXIT"]) == ("ddp", "torchrun", "3")
     shown = trainkit("runs", "show").stdout
     assert "program: my/train.py --lr 'two words' '--out=<run_dir>' '--token=***' (torch, ddp, torchrun)" in shown
     assert f"nothing in {logs.log(1, 'out')}\nlast lines of {logs.log(1, 'err')}:\n" in shown
@@ -194,7 +202,8 @@ def test_the_newest_run_is_shown_and_without_one_it_is_said(tmp_path: Path, trai
     assert (done.returncode, done.stdout) == (2, "")
     assert "no runs in runs" in done.stderr
     make_run(tmp_path / "runs", "a", "20260101-000000-aa", state="ended", exit_code=0)
-    assert trainkit("runs", "show").stdout == "done, exit code 0\nprogram: -\n"
+    shown = trainkit("runs", "show").stdout.splitlines()
+    assert (shown[0], shown[1].split(), shown[-1]) == ("done, exit code 0", ["Run", "a", "aa"], "program: -")
 
 
 def test_all_runs_of_a_user_are_listed_from_any_folder(

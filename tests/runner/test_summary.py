@@ -19,7 +19,17 @@ from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Progress
-from trainkit.runner.report.summary import build_summary, by_ranks, own_results, render_summary
+from trainkit.runner.report.summary import (
+    COUNTED_STEPS,
+    COUNTED_WITHOUT_EVALUATION,
+    LATEST_STEPS,
+    STEPS_ALONE,
+    WHOLE_TRAINING,
+    build_summary,
+    by_ranks,
+    own_results,
+    render_summary,
+)
 from trainkit.runner.rundir.layout import RunLayout
 
 LOG = [{"loss": 2.5, "step": 2}, {"eval_loss": 1.75, "step": 2}, {"loss": 1.5, "step": 4}, {"train_loss": 2.0}]
@@ -51,7 +61,8 @@ def test_the_steps_of_the_first_rank_are_told_with_their_time_but_for_the_first(
     counted(layout, 10, steps=3, seconds=9.0, first_seconds=1.0)
     counted(layout, 9, steps=12, seconds=7.0, first_seconds=2.0)
     assert own_results(plan_of("torch"), layout, 0.0) == {"steps": 12, "step_seconds": 0.5}
-    assert own_results(plan_of("accelerate", batch=32), layout, 0.0)["samples_per_second"] == 64
+    found = own_results(plan_of("accelerate", batch=32), layout, 0.0)
+    assert (found["samples_per_second"], found["rates_cover"]) == (64, COUNTED_STEPS)
     assert own_results(plan_of("builtin"), layout, 0.0) == {}
     counted(layout, 9, steps=2, seconds=7.0, first_seconds=7.0)
     assert own_results(plan_of("torch", batch=32), layout, 0.0) == {"steps": 2}
@@ -81,6 +92,7 @@ def test_trainers_files_are_found_where_the_script_writes_them(layout: RunLayout
         "mean_loss": 2.0,
         "train_seconds": 8.0,
         "samples_per_second": 16.0,
+        "rates_cover": WHOLE_TRAINING,
     }
     assert own_results(plan_of("torch", *more), layout, time.time() - 5) == {"steps": 3, "step_seconds": 8.0}
 
@@ -236,3 +248,40 @@ def test_the_commands_that_use_the_model_can_be_pasted() -> None:
     assert lines[-2:] == ["Use it   trainkit generate '/my runs/1'", "         trainkit export '/my runs/1' FOLDER"]
     lines = render_summary({**summary, **done, "uses": ["export --trust-code"]}, Path("/r/1")).splitlines()
     assert lines[-1] == "Use it   trainkit export --trust-code /r/1 FOLDER"
+
+
+@pytest.mark.parametrize("resumed", [0, 100])
+def test_the_rate_of_a_trainer_run_is_of_counted_steps_without_the_evaluations_between_them(
+    layout: RunLayout, resumed: int
+) -> None:
+    # Steps 2 to 12 begin within 10 s: two evaluations of a second each are among them, one before, one behind.
+    counted(layout, steps=12, seconds=13.0, first_seconds=3.0)
+    evaluations = [{"eval_loss": 1.0, "eval_runtime": 1.0, "step": resumed + step} for step in (1, 4, 8, 12)]
+    steps = [{"loss": 2.0, "step": resumed + step} for step in range(1, 13)]
+    state = {"global_step": resumed + 12, "max_steps": resumed + 12, "log_history": [*steps, *evaluations]}
+    write(layout.root / "output", "trainer_state.json", state)
+    write(layout.root / "output", "train_results.json", {"train_samples_per_second": 1.0})
+    found = own_results(plan_of("hf", batch=32), layout, time.time() - 5)
+    assert found["samples_per_second"] == pytest.approx(32 * 10 / 8)
+    assert found["step_seconds"] == pytest.approx(0.8)
+    assert found["rates_cover"] == COUNTED_WITHOUT_EVALUATION
+    write(layout.root / "output", "trainer_state.json", {**state, "max_steps": resumed + 20})  # it was ended before
+    found = own_results(plan_of("hf", batch=32), layout, time.time() - 5)
+    assert (found["samples_per_second"], found["rates_cover"]) == (32, COUNTED_STEPS)
+
+
+def test_a_summary_says_what_its_rates_cover_and_keeps_the_latest_evaluation(layout: RunLayout) -> None:
+    progress = Progress().take({"event": "start", "steps": 40, "first_step": 0}, 0.0)
+    for record in ({"step": 4, "loss": 2.0, "samples_per_second": 3.0}, {"step": 4, "eval_loss": 1.5, "eval_f1": 0.25}):
+        progress = progress.take(record, 0.0)
+    plan = plan_of("builtin")
+    found = build_summary(
+        plan, layout, Verdict(1, "program", "it fell"), 1.0, progress, GpuWatch(plan.cards, layout.cards)
+    )
+    assert (found["steps"], found["total_steps"], found["rates_cover"]) == (4, 40, LATEST_STEPS)
+    assert (found["eval_loss"], found["metrics"]) == (1.5, {"f1": 0.25})
+    write(
+        layout.root, "result.json", {"steps": 40, "samples_per_second": 5.0, "eval_loss": 1.0, "metrics": {"f1": 0.5}}
+    )
+    found = build_summary(plan, layout, Verdict(0, None, ""), 1.0, progress, GpuWatch(plan.cards, layout.cards))
+    assert (found["rates_cover"], found["eval_loss"], found["metrics"]) == (STEPS_ALONE, 1.0, {"f1": 0.5})

@@ -325,14 +325,6 @@ def test_an_array_is_asked_for_once_and_who_is_silent_not_again(monkeypatch: pyt
     assert len(asked) == 2
 
 
-def test_the_step_is_that_of_the_newest_line_of_the_log(run: RunLayout) -> None:
-    write(run, state="running", host=HERE)
-    run.summary.write_text('{"steps": 3}')  # of an earlier attempt
-    other = "".join(f'{{"event": "x{number}"}}\n' for number in range(20))
-    run.metrics.write_text('{"step": 55}\n{"step": 56, "loss": 1}\n' + other + '{"step": 57')
-    assert state_of(run).step == 56
-
-
 def test_the_runs_of_a_job_are_in_the_folder_that_the_scheduler_knows(
     run: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ Run = Annotated[
     str | None,
     Argument(
         metavar="[RUN]",
-        help="A run directory, a run's id, a job's number, or a name (its newest run). Default: the newest run.",
+        help="A run directory, a run's id or short id, a job's number, a name (its newest run). Default: the newest.",
     ),
 ]
 HELP_ALL = "--help-all"

@@ -121,7 +121,7 @@ def _of_another_tool(request: Request, disk: FileSystem) -> RecipeError | None:
 
 
 def find_recipe(word: str, disk: FileSystem) -> str:
-    """The path that a recipe word means: a file, a run directory (its recipe.yaml), or the name of a shipped recipe."""
+    """The path that a recipe word means: a file, a run directory (its recipe.yaml), a shipped recipe, or a run's id."""
     if not word:
         raise UsageError("the name of the recipe is empty", hint="name a recipe file, or a shipped one (`trainkit ls`)")
     if os.path.isdir(word):  # noqa: PTH112 - False, no error, for what is no name of a file
@@ -133,9 +133,21 @@ def find_recipe(word: str, disk: FileSystem) -> str:
             what = f"{inside} is a link, and no run directory has one"
             raise UsageError(what, hint="name the file that it leads to, if you trust it")
         return inside
-    if not disk.exists(word) and (shipped := disk.shipped().get(f"recipes/{word}")):
+    if disk.exists(word):
+        return word
+    if shipped := disk.shipped().get(f"recipes/{word}"):
         return shipped
-    return word
+    run = _run_of_id(word)
+    return find_recipe(run, disk) if run else word
+
+
+def _run_of_id(word: str) -> str:
+    """The directory of the run with this id or short id, in `runs` or where this user has had runs; empty for none."""
+    from trainkit.runner.rundir.create import remembered_roots
+    from trainkit.runner.rundir.listing import ID, runs_of_id
+
+    roots = ("runs", *remembered_roots(os.environ)) if ID.fullmatch(word) else ()
+    return next((str(run.layout.root) for root in roots for run in runs_of_id(word, root)), "")
 
 
 def plan_recipe(

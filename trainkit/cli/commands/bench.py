@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from trainkit.cli.options import Json, Presets
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings
 from trainkit.distribution import install
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
+from trainkit.text import MIB, pluralize
 
 if TYPE_CHECKING:
     from trainkit.bench import Candidate, Comparison, MemoryKind, Setup
@@ -32,11 +34,21 @@ AFRESH = "checkpoint.resume=never"
 NO_SAVE = "checkpoint.at_end=false"  # a bench measures, and keeps no model
 NO_UPLOAD = "checkpoint.push_to_hub!={}"  # nor is what it has trained for others
 NO_COPY = "checkpoint.copy_to=null"
+IDLE_BELOW = 1024 * MIB  # of a GPU that a run may have to itself, as `devices.idle_below`
 
 
 Only = Annotated[str | None, Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
 Output = Annotated[
     Path | None, Option("--output", metavar="FOLDER", help="Folder for table and plot; default: next to the runs.")
+]
+Jobs = Annotated[
+    str,
+    Option(
+        "--jobs",
+        metavar="N|auto",
+        help="Runs at once, each on GPUs of its own; auto: as many as the idle GPUs allow. They share processors, "
+        "memory and disks, which disturbs their times.",
+    ),
 ]
 
 
@@ -47,11 +59,12 @@ def bench(
     only: Only = None,
     no_base: Annotated[bool, Option("--no-base", help="Leave out the recipe without a variant.")] = False,
     repeat: Annotated[int, Option("--repeat", min=1, help="Number of runs of each; the table shows medians.")] = 1,
+    jobs: Jobs = "1",
     output: Output = None,
     no_plot: Annotated[bool, Option("--no-plot", help="Draw no plot (plots need matplotlib).")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run RECIPE and each of its variants one after another, and compare them.
+    """Run RECIPE and each of its variants one after another (or --jobs at once), and compare them.
 
     Prints a table; writes bench.csv, bench.json, bench.png, bench.svg and report.html. A variant
     that fails becomes a row of the table, and the bench continues. Exit code 1: a variant failed.
@@ -63,7 +76,7 @@ def bench(
     if not no_plot and not can_plot():
         hint = f"{install(sys.executable, 'matplotlib')}, or leave the plot out with --no-plot"
         raise MachineError("the plot needs matplotlib, which is not installed", hint=hint)
-    setup, root = prepare(context, presets, only, with_base=not no_base, repeat=repeat)
+    setup, root = prepare(context, presets, only, jobs, with_base=not no_base, repeat=repeat)
     folder = output or root / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     console = BenchTerminal(os.environ)
     found, stopped_by = run_all(setup, folder, console)
@@ -93,7 +106,7 @@ def write_page(found: Comparison, folder: Path) -> None:
 
 
 def prepare(
-    context: typer.Context, presets: Presets, only: str | None, *, with_base: bool, repeat: int
+    context: typer.Context, presets: Presets, only: str | None, jobs: str, *, with_base: bool, repeat: int
 ) -> tuple[Setup, Path]:
     """Everything that will run, planned before anything does, and the folder of the recipe's runs.
 
@@ -109,20 +122,26 @@ def prepare(
     if not recipes:
         raise no_recipe("bench RECIPE")
     resolve = partial(_without_upload, recipes[0], (AFRESH, *overrides), presets, context, set[str]())
-    base = show_warnings(resolve(None))
+    base, base_line = resolve(None)
+    show_warnings(base)
+    names = chosen(only, base.variants)
+    lines = {BASE: base_line} if with_base else {}
     resolved = {BASE: base} if with_base else {}
-    resolved |= {name: resolve(name) for name in chosen(only, base.variants)}
+    for name in names:
+        resolved[name], lines[name] = resolve(name)
     # The base's warnings have been shown; each variant repeats them.
     added = (each for variant in resolved.values() for each in variant.warnings if each not in base.warnings)
     show_diagnostics(dict.fromkeys(added))
     if not resolved:
         raise UsageError("nothing is left to run", hint="leave out --no-base, or name variants with --only")
-    candidates = [candidate(name, base.variants.get(name, ""), each) for name, each in resolved.items()]
+    described = {name: base.variants.get(name, "") for name in resolved}
+    candidates = [candidate(name, described[name], each, lines[name]) for name, each in resolved.items()]
     # All run on one machine, so the first plan that there is says what kind of memory is measured.
     plan = next((each.request.planned.plan for each in candidates if each.request), None)
     memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
     setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)
-    return setup, Path(base.recipe.output.root, base.recipe.name)
+    chosen_gpus = any(isinstance(each.recipe.devices.select, list) for each in resolved.values())
+    return together(setup, jobs, chosen=chosen_gpus), Path(base.recipe.output.root, base.recipe.name)
 
 
 def _without_upload(  # noqa: PLR0917 - of resolve_request
@@ -132,8 +151,11 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
     context: typer.Context,
     said: set[str],
     variant: str | None,
-) -> Resolved:
-    """A recipe or variant that keeps no model and uploads nothing, which is said of each repository."""
+) -> tuple[Resolved, tuple[str, ...]]:
+    """A recipe or variant that keeps no model and uploads nothing, which is said of each repository.
+
+    And the arguments with which `trainkit run` runs it.
+    """
     found = resolve_request(recipe, overrides, presets, context.obj, variant)
     asked = found.recipe.checkpoint
     others = [NO_SAVE] if found.recipe.program.kind == "builtin" and asked.at_end else []
@@ -143,7 +165,47 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
             if place not in said:
                 sys.stderr.write(one_line(f"note: bench uploads nothing to {place}") + "\n")
                 said.add(place)
-    return resolve_request(recipe, (*overrides, *others), presets, context.obj, variant) if others else found
+    if others:
+        found = resolve_request(recipe, (*overrides, *others), presets, context.obj, variant)
+    presets_used = [word for name in presets or () for word in ("--with", name)]
+    options = [*(["--variant", variant] if variant else []), *presets_used]
+    own = ["--", *context.obj] if context.obj else []
+    return found, (recipe, *overrides, *others, *options, *own)
+
+
+def together(setup: Setup, jobs: str, *, chosen: bool) -> Setup:
+    """The setup with so many runs at once, and the GPUs for them. Raises UsageError or MachineError where they cannot.
+
+    chosen: whether a recipe names its GPUs. Only GPUs like those of the plans count: times on others do not compare.
+    """
+    from trainkit.bench import gpus_of
+    from trainkit.machine.probe import probe
+    from trainkit.machine.selection import allocation, is_idle
+
+    if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
+        raise UsageError(f"--jobs {jobs} is neither a number nor auto", hint="write --jobs 2, or --jobs auto")
+    plans = [each.request.planned.plan for each in setup.candidates if each.request]
+    if jobs == "1" or not plans:
+        return setup
+    alike = {card.name for plan in plans for card in plan.cards}
+    gpus = [each for each in allocation(probe()) if each.name in alike and is_idle(each, IDLE_BELOW)]
+    reasons = {
+        "runs without GPUs of their own would slow one another down": not all(plan.cards for plan in plans),
+        "a run takes several nodes": any(plan.topology.nodes > 1 for plan in plans),
+        "devices.select names the GPUs of a run": chosen,
+        "the runs would be on GPUs of several kinds": len(alike) > 1,
+        "GPUs of AMD cannot be given to runs one by one": any(gpu.vendor == "amd" for gpu in gpus),
+    }
+    why, most = next((why for why, holds in reasons.items() if holds), ""), max(map(gpus_of, setup.candidates))
+    possible = 1 if why else len(gpus) // most
+    if jobs == "auto":
+        jobs = str(max(1, min(possible, len(plans) * setup.repeat)))
+    elif why:
+        raise UsageError(f"--jobs {jobs}: {why}", hint="leave --jobs out, and the runs follow one another")
+    elif int(jobs) > possible:
+        what = f"--jobs {jobs}: a run takes {pluralize(most, 'GPU')}, and {len(gpus)} of the kind are idle"
+        raise MachineError(what, hint="give each run fewer with devices.select=1, or write --jobs auto")
+    return replace(setup, jobs=int(jobs), gpus=[gpu.uuid for gpu in gpus])
 
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
@@ -162,7 +224,7 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     return [name for name in variants if name in names]
 
 
-def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
+def candidate(name: str, description: str, resolved: Resolved, line: tuple[str, ...]) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench import Candidate
 
@@ -175,7 +237,7 @@ def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
         return Candidate(name, description, None, str(error))
     if blockers := planned.plan.blockers:
         return Candidate(name, description, None, "; ".join(notice.what for notice in blockers))
-    return Candidate(name, description, request(planned))
+    return Candidate(name, description, request(planned), line=line)
 
 
 def machine(plan: Plan | None) -> str:

@@ -7,24 +7,25 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from trainkit.cli.commands.runs import find_run, find_runs
-from trainkit.cli.diagnostics import one_line, write_text
+from trainkit.cli.commands.runs import figures, find_run, find_runs, headline, standings_table
+from trainkit.cli.diagnostics import write_text
 from trainkit.cli.options import Json, Root, Run
-from trainkit.colour import NO_COLOUR, Colour
 from trainkit.errors import MachineError, UsageError
+from trainkit.text import strip_control, table
 
 if TYPE_CHECKING:
     from trainkit.recipe.schema.cluster import Cluster
     from trainkit.runner.rundir.layout import RunLayout
-    from trainkit.schedulers.jobs.run_state import RunState
+    from trainkit.schedulers.jobs.standing import Standing
 
 WATCH_SECONDS = 2.0
+_BRIEF = ("Step", "Loss", "Evaluation", "Time left")  # of a change, in one line
 
 
 def status(
@@ -33,69 +34,45 @@ def status(
     as_json: Json = False,
     watch: Annotated[bool, Option("--watch", help="Show every change, until the run has ended.")] = False,
 ) -> None:
-    """Show a run's state: queued, running (at which step), requeued, or how it ended; and the source of it.
+    """Show how a run stands: queued, running, requeued, or how it ended; its step, loss, evaluation and time left.
 
     For the number of an array job, show each of its runs.
 
     Example: trainkit status quickstart
     """
-    from trainkit.schedulers.jobs.run_state import Jobs, state_of
+    from trainkit.runner.rundir.listing import read_run
+    from trainkit.schedulers.jobs.run_state import Jobs
+    from trainkit.schedulers.jobs.standing import standing_of
 
     runs, several = find_runs(run, root)
     shown = None
     while True:
         jobs = Jobs()
-        found = [(state_of(each.layout, jobs), each.layout) for each in runs]
-        known = [replace(state, at=None) for state, _ in found]  # how long ago it was written is no change
+        found = [standing_of(read_run(each.layout.root), jobs) for each in runs]
+        # How long ago it was written is no change, nor is the time that passes.
+        known = [(replace(each.state, at=None), each.step, each.evaluation) for each in found]
         if known != shown:
-            sys.stdout.write(f"{shown_states(found, as_json=as_json, several=several)}\n")
+            sys.stdout.write(shown_standings(found, as_json=as_json, several=several, brief=shown is not None))
             sys.stdout.flush()
         shown = known
-        if not watch or all(state.is_over for state in known):
+        if not watch or all(each.state.is_over for each in found):
             return
         time.sleep(WATCH_SECONDS)
 
 
-def shown_states(found: Sequence[tuple[RunState, RunLayout]], *, as_json: bool, several: bool) -> str:
-    """States for people, or as JSON: of an array job (several) a list."""
-    if not as_json:
-        colour = Colour(sys.stdout, os.environ)
-        return "\n".join(describe_state(state, layout, colour) for state, layout in found)
-    data = [as_data(state, layout) for state, layout in found]
-    return json.dumps(data if several else data[0], indent=2)
-
-
-def as_data(found: RunState, layout: RunLayout) -> dict[str, object]:
-    from trainkit.runner.report.summary import evaluation_of_run
-
-    fields = {name: value for name, value in asdict(found).items() if name != "word"}
-    name, value = evaluation_of_run(layout) or (None, None)
-    evaluated = {"metric": name, "value": value} if name else None
-    return {"path": str(layout.root), "state": found.word, **fields, "evaluation": evaluated}
-
-
-def describe_state(found: RunState, layout: RunLayout, colour: Colour = NO_COLOUR) -> str:
-    """A state in a few words: what, where, how far, who says so. Nothing in it moves the cursor of a terminal."""
-    from trainkit.runner.report.summary import described_evaluation
-    from trainkit.schedulers.jobs.run_state import age
-
-    parts = [""]
-    if found.exit_code is not None and found.is_over:
-        parts.append(f"exit code {found.exit_code}")
-    if found.attempt > 1:
-        parts.append(f"attempt {found.attempt}")
-    if found.step is not None:
-        parts.append(f"step {found.step}")
-    if measured := described_evaluation(layout):
-        parts.append(f"evaluation {measured}")
-    if found.nodes:
-        parts.append(f"on {found.nodes}")
-    if found.job:
-        parts.append(f"job {found.job}")
-    why = f": {found.why}" if found.why else ""
-    said = f"{found.source}, {age(found.at)}" if found.source == "status.json" and found.at else found.source
-    what, where = one_line(f"{', '.join(parts)}{why}"), one_line(f"{layout.root} (by {said})")
-    return f"{colour.state(one_line(found.word))}{what}\n  {where}"
+def shown_standings(found: Sequence[Standing], *, as_json: bool, several: bool, brief: bool) -> str:
+    """For people, or as JSON: of an array job (several) a table or a list. brief: a line for a change."""
+    if as_json:
+        data = [each.as_data() for each in found]
+        return json.dumps(data if several else data[0], indent=2) + "\n"
+    if several:
+        return standings_table(found)
+    head, rows = headline(found[0]), figures(found[0])
+    if brief and not found[0].state.is_over:
+        known = dict(rows)
+        parts = [f"{title.lower()} {known[title]}" for title in _BRIEF if title in known]
+        return f"{head.rstrip()}: {', '.join(parts)}\n"
+    return head + strip_control(table(rows))
 
 
 def logs(  # noqa: PLR0917 - a command's options

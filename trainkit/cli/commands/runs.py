@@ -1,18 +1,21 @@
-"""`trainkit runs`: run directories listed, shown and pruned."""
+"""`trainkit runs`: run directories listed, shown, compared and pruned."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
+import operator
 import os
+import re
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -21,21 +24,40 @@ from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
-from trainkit.text import join_names, pluralize, table
+from trainkit.text import (
+    MIB,
+    Column,
+    fitted_table,
+    format_age,
+    format_duration,
+    format_memory,
+    format_rate,
+    format_size,
+    join_names,
+    pluralize,
+    table,
+)
 
 if TYPE_CHECKING:
     from trainkit.runner.rundir.layout import AttemptLayout
     from trainkit.runner.rundir.listing import RunInfo
     from trainkit.runner.watch.hang_cause import DumpFile
-    from trainkit.schedulers.jobs.run_state import RunState
-
+    from trainkit.schedulers.jobs.standing import Standing
 
 _LAST = 10  # lines of a log
-_WIDEST = 32  # characters of a program's name in a list
+_SHORTEST = 4  # characters of a beginning that may stand for an id
+_TASK = re.compile("-[0-9]+$")
+_CONDITION = re.compile(r"(\w+)\s*(<=|>=|!=|=|<|>)\s*(.+)")
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+# The columns of a list, the most important ones first.
+_NEEDED = ("ID", "STATE", "STEPS", "LOSS", "NAME", "TIME", "EVALUATION", "AGE")
+_EXTRA = ("EXIT", "RATE", "RUN", "STRATEGY", "PROGRAM", "LAUNCHER")
 app = typer.Typer(
     name="runs",
     cls=CommandGroup,
-    help="List, show and prune run directories.",
+    help="List, show, compare and prune run directories.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -44,47 +66,160 @@ Name = Annotated[str | None, Argument(metavar="[NAME]", help="Only runs of this 
 
 
 @app.command("list", cls=Command)
-def list_runs(
+def list_runs(  # noqa: PLR0917 - a command's options
     name: Name = None,
     root: Root = "runs",
     everywhere: Annotated[bool, Option("--all", help="All runs of this user on this machine, in any folder.")] = False,
+    filters: Annotated[
+        list[str] | None,
+        Option("--filter", metavar="CONDITION", help="state=failed,cancelled; loss<2.5; name=lora*. May be repeated."),
+    ] = None,
+    order: Annotated[
+        str | None, Option("--sort", metavar="FIELD", help="loss, steps, duration, …; -FIELD for the reverse order.")
+    ] = None,
+    limit: Annotated[
+        int | None, Option("--limit", min=1, help="The newest N of them; with --sort, the first N.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, oldest first: state, exit code, steps, loss, evaluation, program, strategy, launcher, folder.
+    """List runs, the newest last: short id, state, steps, loss, evaluation, time left or spent, age, and more.
 
-    Example: trainkit runs list quickstart
+    A narrow terminal shows fewer columns; --json has everything.
+
+    Example: trainkit runs list --filter state=failed
     """
-    from trainkit.runner.report.summary import described_evaluation
     from trainkit.runner.rundir import listing
-    from trainkit.schedulers.jobs.run_state import Jobs, state_of
+    from trainkit.schedulers.jobs.run_state import Jobs
+    from trainkit.schedulers.jobs.standing import standing_of
 
+    conditions, key = [condition(each) for each in filters or ()], sort_key(order) if order else None
     roots, jobs = known_roots() if everywhere else [root], Jobs()
     runs = sorted((run for each in roots for run in listing.list_runs(each, name)), key=lambda run: run.layout.id)
-    found = [(run, state_of(run.layout, jobs)) for run in runs]
+    if limit and not conditions and key is None:
+        runs = runs[-limit:]
+    found = [standing_of(run, jobs) for run in runs]
+    found = [each for each in found if all(holds(each) for holds in conditions)]
+    if order and key:
+        found.sort(key=key, reverse=order.startswith("-"))
+        found.sort(key=lambda each: key(each)[0])  # what is unknown comes last in either order
+    if limit:
+        found = found[:limit] if order else found[-limit:]
     if as_json:
-        sys.stdout.write(json.dumps([as_data(run, state) for run, state in found], indent=2) + "\n")
-        return
-    if not found:
-        write_text(f"no runs in {join_names(roots) or 'any folder'}\n")
-        return
-    rows: list[tuple[str, ...]] = [
-        ("STARTED", "STATE", "EXIT", "STEPS", "LOSS", "EVALUATION", "PROGRAM", "STRATEGY", "LAUNCHER", "RUN")
-    ]
-    for run, state in found:
-        started = f"{datetime.fromtimestamp(run.started):%Y-%m-%d %H:%M:%S}" if run.started else "-"
-        loss, steps = run.summary.get("final_loss"), "-" if state.step is None else str(state.step)
-        shown, code = f"{loss:.4f}" if isinstance(loss, float) else "-", str(exit_code_of(state))
-        launched = (run.program, run.launched.get("strategy", ""), run.launched.get("launcher", ""))
-        names = (one_line(each)[:_WIDEST] or "-" for each in launched)
-        evaluated = one_line(described_evaluation(run.layout))[:_WIDEST] or "-"
-        told = (started, state.word.replace("_", " "), code, steps, shown, evaluated)
-        rows.append((*told, *names, str(run.layout.root)))
-    write_text(table(rows))
+        data = [{**each.as_data(), "summary": dict(each.run.summary)} for each in found]
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    elif not found:
+        of = "these conditions hold for none of the" if runs else "no"
+        write_text(f"{of} runs in {join_names(roots) or 'any folder'}\n")
+    else:
+        sys.stdout.write(standings_table(found))
 
 
-def exit_code_of(state: RunState) -> int | str:
-    """Of a run that is over; a dash where there is none."""
-    return "-" if state.exit_code is None or not state.is_over else state.exit_code
+def condition(text: str) -> Callable[[Standing], bool]:
+    """What a `--filter` asks of a run. Raises UsageError for what it cannot be."""
+    from trainkit.colour import STATES
+    from trainkit.recipe.suggestions import did_you_mean
+    from trainkit.schedulers.jobs.standing import FIELDS, TEXTS
+
+    match = _CONDITION.fullmatch(text)
+    field, sign, value = match.groups() if match else (text, "", "")
+    if field not in FIELDS:
+        hint = did_you_mean(field, FIELDS, f"write FIELD=VALUE or FIELD<VALUE with one of {', '.join(FIELDS)}")
+        raise UsageError(f"--filter {text} is no condition on a run", hint=hint)
+    read = FIELDS[field]
+    if field in TEXTS:
+        if sign not in ("=", "!="):
+            raise UsageError(f"--filter {text}: {field} is a text", hint=f"write {field}=VALUE or {field}!=VALUE")
+        wanted = [each.strip() for each in value.split(",")]
+        if field == "state":
+            wanted = [each.replace(" ", "_").replace("-", "_") for each in wanted]
+            if wrong := next((each for each in wanted if each not in STATES), None):
+                hint = did_you_mean(wrong, STATES, f"the states are {', '.join(STATES)}")
+                raise UsageError(f"--filter {text}: a run has no state {wrong}", hint=hint)
+        return lambda each: any(fnmatch(str(read(each)), one) for one in wanted) is (sign == "=")
+    try:
+        numbers = [float(each) for each in value.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--filter {text}: {value} is no number", hint=f"{field} is compared with one") from error
+    holds = _COMPARISONS[sign]
+    return lambda each: (known := read(each)) is not None and any(holds(known, number) for number in numbers)
+
+
+def sort_key(order: str) -> Callable[[Standing], tuple[bool, Any]]:
+    """The key of a `--sort`: whether the field is unknown, and its value. Raises UsageError for no field."""
+    from trainkit.recipe.suggestions import did_you_mean
+    from trainkit.schedulers.jobs.standing import FIELDS
+
+    if (read := FIELDS.get(order.removeprefix("-"))) is None:
+        hint = did_you_mean(order.removeprefix("-"), FIELDS, f"it is one of {', '.join(FIELDS)}")
+        raise UsageError(f"--sort {order}: runs have no such field", hint=hint)
+    return lambda each: ((value := read(each)) is None, value)
+
+
+def standings_table(standings: Sequence[Standing]) -> str:
+    """A line for each run, as wide as the terminal, in its colours; a pipe gets all columns."""
+    from trainkit.colour import STATES, Colour
+
+    colour = Colour(sys.stdout, os.environ)
+
+    def painted(cell: str) -> str:
+        return colour.paint(cell, STATES.get(cell.strip().replace(" ", "_"), "title"))
+
+    cells = {
+        "ID": [each.run.layout.short_id for each in standings],
+        "NAME": [each.run.layout.name for each in standings],
+        "STATE": [each.word for each in standings],
+        "EXIT": ["" if each.exit_code is None else str(each.exit_code) for each in standings],
+        "STEPS": [described_steps(each) for each in standings],
+        "LOSS": [described_loss(each) for each in standings],
+        "EVALUATION": [described_evaluation(each) for each in standings],
+        "TIME": [described_time(each) for each in standings],
+        "AGE": [format_age(time.time() - each.run.started) if each.run.started else "" for each in standings],
+        "RATE": [described_rate(each) for each in standings],
+        "PROGRAM": [each.run.program for each in standings],
+        "STRATEGY": [each.run.launched.get("strategy", "") for each in standings],
+        "LAUNCHER": [each.run.launched.get("launcher", "") for each in standings],
+        "RUN": [str(each.run.layout.root) for each in standings],
+    }
+    shortened: dict[str, tuple[int, Literal["start", "end"]]] = {
+        "NAME": (10, "start"),
+        "EVALUATION": (8, "end"),
+        "PROGRAM": (12, "start"),
+        "RUN": (24, "end"),
+    }
+    columns = []
+    for head, texts in cells.items():
+        least, keeps = shortened.get(head, (0, "start"))
+        columns.append(Column(head, [*map(one_line, texts)], least, keeps, painted if head == "STATE" else str))
+    return fitted_table(columns, _NEEDED, _EXTRA, shutil.get_terminal_size((0, 0)).columns or None)
+
+
+def described_steps(standing: Standing) -> str:
+    """``120/1000``; empty where nothing is known."""
+    return "/".join(str(each) for each in (standing.step, standing.total) if each is not None)
+
+
+def described_loss(standing: Standing) -> str:
+    """``2.5671``; ``nan`` also for infinity."""
+    return "nan" if standing.diverged else "" if standing.loss is None else f"{standing.loss:.4f}"
+
+
+def described_evaluation(standing: Standing) -> str:
+    """``accuracy 0.9150``; empty where nothing was evaluated."""
+    return f"{standing.evaluation[0]} {standing.evaluation[1]:.4f}" if standing.evaluation else ""
+
+
+def described_time(standing: Standing) -> str:
+    """``3:07 left`` of a run that goes on, else how long it took."""
+    if standing.left is not None:
+        return f"{format_duration(standing.left)} left"
+    return "" if standing.duration is None else format_duration(standing.duration)
+
+
+def described_rate(standing: Standing) -> str:
+    """``52.3k tokens/s``, or samples where they are not tokens, or steps of a script that tells no more."""
+    steps = 1 / standing.seconds_per_step if standing.seconds_per_step else None
+    rates = {"tokens": standing.tokens_per_second, "samples": standing.samples_per_second, "steps": steps}
+    return next((f"{format_rate(rate)} {unit}/s" for unit, rate in rates.items() if rate is not None), "")
 
 
 def known_roots() -> list[str]:
@@ -100,32 +235,81 @@ def show(
     root: Root = "runs",
     as_json: Json = False,
 ) -> None:
-    """Show how a run ended: who ended it and why, its program and summary, the last lines of its logs.
+    """Show a run: how far it is, or who ended it and why; its program and summary, the last lines of its logs.
 
     Example: trainkit runs show quickstart
     """
     from trainkit.runner.report.summary import render_summary
     from trainkit.runner.rundir.code_state import read_code
-    from trainkit.schedulers.jobs.run_state import state_of
+    from trainkit.schedulers.jobs.standing import standing_of
 
     info = find_run(run, root)
-    state = state_of(info.layout)
+    standing, code = standing_of(info), read_code(info.layout)
     if as_json:
-        code = read_code(info.layout)
-        sys.stdout.write(json.dumps({**as_data(info, state), "code": code and code._asdict()}, indent=2) + "\n")
+        data = {**standing.as_data(), "summary": dict(info.summary), "code": code and code._asdict()}
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
         return
-    why = f": {state.why}" if state.why else ": no reason recorded" if state.is_over and state.exit_code else ""
-    step = f", step {state.step}" if state.step is not None and not state.is_over else ""
-    write_text(one_line(f"{state.word.replace('_', ' ')}{step}, exit code {exit_code_of(state)}{why}") + "\n")
+    sys.stdout.write(headline(standing))
+    is_over = standing.state.is_over
+    if not is_over or not info.summary:
+        write_text(table(figures(standing)))
     kind = ", ".join(filter(None, (info.launched.get(name) for name in ("program", "strategy", "launcher"))))
     own = info.argv if info.launched.get("program") != "builtin" else ()
     program = shlex.join(mask_words(own)) or info.program
     write_text(one_line(f"program: {program or '-'}" + (f" ({kind})" if kind else "")) + "\n")
-    if code := read_code(info.layout):
+    if code:
         write_text(one_line(f"code: {code}") + "\n")
-    if info.summary:
+    if info.summary and is_over:
         write_text(render_summary(info.summary, info.layout.root) + "\n")
     write_text("".join(f"{line}\n" for line in ends_of_logs(info)))
+    write_text("".join(f"next: {each}\n" for each in next_commands(standing)))
+
+
+def headline(standing: Standing) -> str:
+    """The first line about a run: its state, and why, in the state's colour."""
+    from trainkit.colour import Colour
+
+    state = standing.state
+    parts = [f", exit code {standing.exit_code}" if standing.exit_code is not None else ""]
+    parts += [f", attempt {state.attempt}" if state.attempt > 1 else ""]
+    unknown = ": no reason recorded" if state.is_over and standing.exit_code else ""
+    rest = one_line("".join(parts) + (f": {state.why}" if state.why else unknown))
+    return f"{Colour(sys.stdout, os.environ).state(one_line(state.word))}{rest}\n"
+
+
+def figures(standing: Standing) -> list[tuple[str, str]]:
+    """What is known of a run beside its state, by its names."""
+    from trainkit.runner.report.progress import NOW
+
+    run, state, age = standing.run, standing.state, None
+    steps, share = described_steps(standing), ""
+    if standing.step is not None and standing.total:
+        share = f" ({100 * standing.step // standing.total}%)"
+    if state.source == "status.json" and state.at:
+        age = format_age(time.time() - state.at)
+    spent = "" if standing.duration is None else format_duration(standing.duration)
+    left = "" if standing.left is None else format_duration(standing.left)
+    rows = [
+        ("Run", f"{run.layout.name} {run.layout.short_id}"),
+        ("Step", f"{steps.replace('/', ' of ')}{share}{', ' * bool(now := NOW.get(standing.phase, ''))}{now}"),
+        ("Loss", described_loss(standing)),
+        ("Evaluation", described_evaluation(standing)),
+        ("Time left", left),
+        ("Time", spent),
+        ("Rate", described_rate(standing)),
+        ("Memory", "" if standing.memory_bytes is None else format_memory(standing.memory_bytes)),
+        ("Where", standing.where),
+        ("Job", state.job),
+        ("Directory", str(run.layout.root)),
+        ("Source", f"{state.source}, {age} ago" if age else state.source),
+    ]
+    return [(title, one_line(text)) for title, text in rows if text]
+
+
+def next_commands(standing: Standing) -> list[str]:
+    """What to do next with a run."""
+    run = standing.run.layout.short_id
+    return [f"trainkit status {run}, trainkit logs {run} -f"] if not standing.state.is_over else []
 
 
 def ends_of_logs(info: RunInfo) -> Iterator[str]:
@@ -142,14 +326,99 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
             yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
+@app.command("diff", cls=Command)
+def diff(
+    first: Annotated[str, Argument(metavar="RUN", help="A run, as for `trainkit status`.")],
+    second: Annotated[str, Argument(metavar="OTHER", help="The run to compare it with.")],
+    root: Root = "runs",
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: their recipes, plans, environments and results; what is equal is not shown.
+
+    Example: trainkit runs diff 1ceb19 7f0a22
+    """
+    from trainkit.runner.report.difference import differences
+    from trainkit.schedulers.jobs.run_state import Jobs
+    from trainkit.schedulers.jobs.standing import standing_of
+
+    jobs, infos = Jobs(), [find_run(word, root) for word in (first, second)]
+    standings = [standing_of(each, jobs) for each in infos]
+    parts = {**differences(infos[0], infos[1]), "results": results(standings[0], standings[1])}
+    if as_json:
+        data: dict[str, Any] = {"runs": [each.as_data() for each in standings]}
+        for part, found in parts.items():
+            data[part] = {key: dict(zip(("first", "second"), pair, strict=True)) for key, pair in found.items()}
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+        return
+    names = [f"{each.run.layout.name} {each.run.layout.short_id}" for each in standings]
+    width = shutil.get_terminal_size((0, 0)).columns or None
+    for number, (part, found) in enumerate(parts.items()):
+        sys.stdout.write("\n" if number else "")
+        if not found:
+            write_text(f"{part.upper()}: nothing differs\n")
+            continue
+        cells = [[*found], *([shown_value(pair[side]) for pair in found.values()] for side in (0, 1))]
+        heads = [part.upper(), *names] if names[0] != names[1] else [part.upper(), names[0], f"{names[1]} (2)"]
+        changes = [relative_change(*pair) for pair in found.values()] if part == "results" else []
+        columns = [Column(heads[0], [*map(one_line, cells[0])], 12, "end")]
+        columns += [
+            Column(one_line(head), [*map(one_line, each)], 10) for head, each in zip(heads[1:], cells[1:], strict=True)
+        ]
+        columns += [Column("CHANGE", changes)] if changes else []
+        sys.stdout.write(fitted_table(columns, [each.head for each in columns], (), width))
+
+
+def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
+    """In what two runs differ at their ends, or so far."""
+    from trainkit.runner.report.difference import compared
+
+    def known(standing: Standing) -> dict[str, Any]:
+        measured = standing.run.summary.get("metrics") if standing.state.is_over else None
+        evaluated = dict([standing.evaluation] if standing.evaluation else [])
+        evaluated |= measured if isinstance(measured, Mapping) else {}
+        if standing.state.is_over and standing.run.summary.get("eval_loss") is not None:
+            evaluated["loss"] = standing.run.summary["eval_loss"]
+        memory, seconds = standing.memory_bytes, standing.duration
+        return {
+            "state": standing.word,
+            "steps": standing.step,
+            "loss": standing.loss,
+            **{f"evaluation {name}": value for name, value in evaluated.items()},
+            "samples/s": standing.samples_per_second,
+            "tokens/s": standing.tokens_per_second,
+            "peak memory, MiB": None if memory is None else round(memory / MIB),
+            "seconds": None if seconds is None else round(seconds, 1),
+        }
+
+    one, other = known(first), known(second)
+    found = compared(one, other)
+    return {name: found[name] for name in dict.fromkeys((*one, *other)) if name in found}
+
+
+def shown_value(value: Any) -> str:
+    """A value of a comparison; empty for none."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def relative_change(first: Any, second: Any) -> str:
+    """``+12.5%`` from the first number to the second; empty where either is none."""
+    numbers = [each for each in (first, second) if isinstance(each, int | float) and not isinstance(each, bool)]
+    return f"{(second - first) / abs(first):+.1%}" if len(numbers) == 2 and first else ""
+
+
 @app.command("prune", cls=Command)
 def prune(
     name: Name = None,
     root: Root = "runs",
     keep: Annotated[int, Option("--keep", min=0, help="How many of the newest runs of each name to keep.")] = 5,
     yes: Annotated[bool, Option("--yes", help="Remove without asking.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only show what would be removed, and how much that frees.")
+    ] = False,
 ) -> None:
-    """Remove old run directories. A run that is, or may be, running or queued is never removed.
+    """Remove old run directories, after showing how much space that frees. Runs that may go on are never removed.
 
     Example: trainkit runs prune --keep 3
     """
@@ -164,7 +433,11 @@ def prune(
     if not chosen:
         write_text("nothing to remove\n")
         return
-    write_text("".join(f"{run.layout.root}\n" for run in chosen))
+    sizes, freed = listing.disk_use([run.layout.root for run in chosen])
+    write_text(table((format_size(size), str(run.layout.root)) for size, run in zip(sizes, chosen, strict=True)))
+    write_text(f"{'removing this run' if len(chosen) == 1 else 'removing these'} frees {format_size(freed)}\n")
+    if dry_run:
+        return
     if not yes:
         what = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
         try:
@@ -185,19 +458,20 @@ def prune(
 
 
 def find_run(word: str | None, root: str) -> RunInfo:
-    """The run that a word means: a run directory, the id of a run under the root, a name for its newest run, or a job.
-
-    Without a word the newest of all. UsageError for an array job of several.
-    """
+    """The run that a word means, as in `find_runs`. UsageError for an array job of several."""
     found, is_array = find_runs(word, root)
     if is_array:
-        several = join_names([job_of(run) for run in found])
+        several = join_names([job_of(run) or run.layout.short_id for run in found])
         raise UsageError(f"{word} is an array job of {pluralize(len(found), 'run')}", hint=f"name one: {several}")
     return found[0]
 
 
 def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
-    """The same, where all runs of an array job may be meant; and whether it is one's number."""
+    """The runs that a word means, and whether they are those of an array job; without a word the newest of all.
+
+    In this order: a run directory; under the root a name (its newest run), an id, a short id; the number of a job; the
+    beginning of an id. UsageError if there is none, or if a beginning is that of several runs.
+    """
     from trainkit.runner.rundir import listing
 
     if word is None:
@@ -209,15 +483,35 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
         if listing.is_run(Path(word)):
             return [listing.read_run(Path(word))], False
     runs = listing.list_runs(root)
-    if named := [run for run in runs if word in (run.layout.id, run.layout.name)]:
+    if named := [run for run in runs if word == run.layout.name]:
         return named[-1:], False
+    if known := [run for run in runs if word in (run.layout.id, run.layout.short_id)]:
+        return one_of(word, known)
     for searched in itertools.chain([runs], runs_with_jobs(word)):
         if named := [run for run in searched if is_of_job(run, word)]:
             return named[-1:], False
         if tasks := tasks_of(word, searched):
             return tasks, True
+    if begun := [run for run in runs if any(each.startswith(word) for each in (run.layout.id, run.layout.short_id))]:
+        if len(word) < _SHORTEST:
+            what = f"{word} is too short for the beginning of a run's id"
+            raise UsageError(what, hint=f"give {_SHORTEST} characters of it, or more")
+        return one_of(word, begun)
+    if elsewhere := [run for each in known_roots() for run in listing.runs_of_id(word, each)]:
+        return one_of(word, elsewhere)
     what = f"{word} is neither a run directory nor a run in {root}"
     raise UsageError(what, hint="`trainkit runs list` shows them")
+
+
+def one_of(word: str, found: list[RunInfo]) -> tuple[list[RunInfo], bool]:
+    """The only run of these, or all tasks of one array; UsageError for several runs."""
+    if len(found) == 1:
+        return found, False
+    arrays = {each.layout.root.with_name(each.layout.id.rpartition("-")[0]) for each in found}
+    if len(arrays) == 1 and all(_TASK.search(each.layout.short_id) for each in found):
+        return sorted(found, key=lambda each: int(each.layout.id.rpartition("-")[2])), True
+    alike = join_names([f"{each.layout.short_id} ({each.layout.name}, {each.layout.id})" for each in found])
+    raise UsageError(f"{word} may be any of {len(found)} runs: {alike}", hint="give more of the id")
 
 
 def runs_with_jobs(number: str) -> Iterator[list[RunInfo]]:
@@ -258,22 +552,6 @@ def tasks_of(word: str, runs: Sequence[RunInfo]) -> list[RunInfo]:
             if known[0].is_named(array, word):
                 found[number] = run
     return [run for _, run in sorted(found.items())]
-
-
-def as_data(run: RunInfo, state: RunState) -> dict[str, Any]:
-    return {
-        "path": str(run.layout.root),
-        "name": run.layout.name,
-        "state": state.word,
-        "exit_code": state.exit_code if state.is_over else None,
-        "why": state.why,
-        "step": state.step,
-        "started": run.started,
-        "ended": run.ended,
-        "launched": dict(run.launched),
-        "argv": mask_words(run.argv),
-        "summary": dict(run.summary),
-    }
 
 
 ANSWER_SECONDS = 30.0  # the guardian looks once a second, and waits twelve for other nodes

@@ -31,7 +31,7 @@ def render_diff(other: Plan, plan: Plan) -> str:
     """What changes from `other` to `plan`: lines with ``-`` are only in the first, with ``+`` only in the second."""
     old, new = ({file.path: file.content for file in one.files} for one in (other, plan))
     sections = {
-        "Decisions": _values(_decisions(other), _decisions(plan)),
+        "Decisions": _values(decisions(other), decisions(plan)),
         "Command": _sequence(*([quoted(word) for each in one.commands for word in each.argv] for one in (other, plan))),
         "Environment": _values(_environment(other), _environment(plan)),
         **{f"File {path}": _file(path, old.get(path), new.get(path)) for path in sorted({*old, *new})},
@@ -44,7 +44,8 @@ def render_diff(other: Plan, plan: Plan) -> str:
     return "\n".join("\n".join([title, *(f"  {line}" for line in lines)]) + "\n" for title, lines in found.items())
 
 
-def _decisions(plan: Plan) -> dict[str, Any]:
+def decisions(plan: Plan) -> dict[str, Any]:
+    """The parts of a plan that are compared, by dotted keys."""
     flat = leaves(plan_to_json(plan))
     return {key: value for part in PARTS for key, value in flat.items() if lies_in(key, (part,))}
 

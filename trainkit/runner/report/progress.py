@@ -25,6 +25,7 @@ CHUNK = 1 << 18
 PREPARING_SECONDS = 1.0  # between two lines of a preparation's output where there is no live line
 AT_ONCE = 64  # chunks of output read before other events are handled
 TAIL_BYTES = 1 << 16
+LONGEST_LINE = 1 << 22  # bytes of a record; trainkit writes none as long
 BAR = 12  # characters
 NEWEST = 0.1  # weight of the latest pace in the smoothed pace
 RECENT = 50  # lines of steps that show how fast a run is
@@ -176,7 +177,7 @@ def read_progress(metrics: Path) -> Progress:
             progress = progress.take(record, 0.0) if isinstance(record, dict) else progress
 
     with contextlib.suppress(OSError), os.fdopen(open_regular(metrics), "rb") as file:
-        for line in file:
+        while len(line := file.readline(LONGEST_LINE)) not in (0, LONGEST_LINE):
             if b'"event"' in line or b'"eval_loss"' in line:
                 parsed(line)
             else:
@@ -315,16 +316,6 @@ def evaluation_of(record: Mapping[str, Any]) -> dict[str, Any]:
     found = {name.removeprefix(PREFIX): value for name, value in record.items() if name.startswith(PREFIX)}
     found.pop("seconds", None)
     return found if "loss" in found else {}
-
-
-def latest_evaluation(metrics: Path) -> dict[str, Any]:
-    """Of the end of a run's metrics; empty where there is none."""
-    for line in reversed(read_end(metrics, TAIL_BYTES).splitlines()):
-        with contextlib.suppress(ValueError):  # a torn line
-            record = parse_json(line)
-            if isinstance(record, dict) and (found := evaluation_of(record)):
-                return found
-    return {}
 
 
 def _parts(record: Mapping[str, Any]) -> list[str]:

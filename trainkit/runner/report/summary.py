@@ -23,7 +23,7 @@ from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.foresight import compared
 from trainkit.runner.report.foresight import rows as foresight_rows
 from trainkit.runner.report.gpu_watch import GpuWatch
-from trainkit.runner.report.progress import Progress, latest_evaluation
+from trainkit.runner.report.progress import Progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import BY_RANK, stragglers
@@ -63,6 +63,12 @@ LOGGED = {
     "samples_per_second": "samples_per_second",
     "tokens_per_second": "tokens_per_second",
 }
+# What samples_per_second covers (`rates_cover`): global batch times steps, by the seconds of these.
+STEPS_ALONE = "the steps after the first ones, without evaluation and saving"
+LATEST_STEPS = "the latest logged steps"
+COUNTED_STEPS = "the steps after the first, with evaluation and saving between them"
+COUNTED_WITHOUT_EVALUATION = "the steps after the first, with saving and without evaluation between them"
+WHOLE_TRAINING = "the whole training, with its start, evaluation and saving, as Trainer reports it"
 MOST_STRAGGLERS = 4  # that are shown
 # Parts of the memory that few runs have.
 SELDOM = frozenset({"recomputed block", "weight copies", "update temporaries"})
@@ -98,9 +104,31 @@ def own_results(plan: Plan, layout: RunLayout, started: float) -> dict[str, Any]
     seen = _counted_by_hook(plan, layout)
     if plan.program.kind != "hf":
         return seen
-    found = next(filter(None, (_trainer_results(each, started) for each in _output_folders(plan, layout))), {})
-    steps = max((each for each in (seen.get("steps"), found.get("steps")) if each is not None), default=None)
-    return {**seen, **found, **({} if steps is None else {"steps": steps})}
+    found, log = next(
+        filter(any, (_trainer_results(each, started) for each in _output_folders(plan, layout))), ({}, [])
+    )
+    counts = [each for each in (seen.get("steps"), found.get("steps")) if each is not None]
+    if "samples_per_second" in seen:  # one definition for every program
+        found.pop("samples_per_second", None)
+        if found.get("steps") == found.get("total_steps"):  # else the log ends before the last step
+            seen |= _without_evaluation(seen, log)
+    elif "samples_per_second" in found:
+        found["rates_cover"] = WHOLE_TRAINING
+    return {**seen, **found, **({"steps": max(counts)} if counts else {})}
+
+
+def _without_evaluation(seen: Mapping[str, Any], log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rates of counted steps without the evaluations between them. log: Trainer's, to its last step."""
+    steps = {each.get("step"): _number(each.get("eval_runtime")) or 0.0 for each in log if "eval_runtime" in each}
+    last = max((step for each in log if (step := _number(each.get("step"))) is not None), default=0)
+    timed = seen["steps"] - 2
+    begin = last - timed  # the step after which the time was taken: Trainer's count goes on from a checkpoint
+    spent = sum(seconds for step, seconds in steps.items() if begin <= (_number(step) or 0) < last)
+    seconds = seen["step_seconds"] * timed - spent
+    if not log or seconds <= 0:
+        return {}
+    rate = seen["samples_per_second"] * seen["step_seconds"] * timed / seconds
+    return {"step_seconds": seconds / timed, "samples_per_second": rate, "rates_cover": COUNTED_WITHOUT_EVALUATION}
 
 
 def _counted_by_hook(plan: Plan, layout: RunLayout) -> dict[str, Any]:
@@ -119,38 +147,34 @@ def _counted_by_hook(plan: Plan, layout: RunLayout) -> dict[str, Any]:
         found["step_seconds"] = (known.seconds - known.first_seconds) / (known.steps - 2)
         if plan.batch.global_ is not None:
             found["samples_per_second"] = plan.batch.global_ / found["step_seconds"]
+            found["rates_cover"] = COUNTED_STEPS
     return found
 
 
-def _trainer_results(folder: Path, started: float) -> dict[str, Any]:
-    """From the files that Trainer has written into a folder in this run."""
-    state = _trainer_state(folder, started)
-    found: dict[str, Any] = {"steps": state["global_step"]} if isinstance(state.get("global_step"), int) else {}
-    for entry in _log_of(state):  # the latest losses count
-        named = (("final_loss", "loss"), ("eval_loss", "eval_loss"))
-        found |= {ours: entry[name] for ours, name in named if _number(entry.get(name)) is not None}
+def _trainer_results(folder: Path, started: float) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """From the files that Trainer has written into a folder in this run; and the entries of its log."""
+    found, history = dict[str, Any](), list[Mapping[str, Any]]()
+    if states := list(_newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))):
+        state = max(states, key=lambda state: _number(state.get("global_step")) or 0)
+        for ours, name in (("steps", "global_step"), ("total_steps", "max_steps")):
+            if isinstance(steps := state.get(name), int):
+                found[ours] = steps
+        log = state.get("log_history")
+        history = [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
+        for entry in history:  # the latest losses count
+            named = (("final_loss", "loss"), ("eval_loss", "eval_loss"))
+            found |= {ours: entry[name] for ours, name in named if _number(entry.get(name)) is not None}
     results = list(_newer(started, *(folder / name for name in SPLITS)))
     for each in results or _newer(started, folder / COMBINED):
         found |= {ours: each[name] for name, ours in OF_TRAINER.items() if _number(each.get(name)) is not None}
-    return found
-
-
-def _trainer_state(folder: Path, started: float) -> Mapping[str, Any]:
-    """The furthest state that Trainer has written into a folder in this run; empty if there is none."""
-    states = _newer(started, folder / STATE, *folder.glob(f"checkpoint-*/{STATE}"))
-    return max(states, key=lambda state: _number(state.get("global_step")) or 0, default={})
-
-
-def _log_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    log = state.get("log_history")
-    return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
+    return found, history
 
 
 def trainer_log(plan: Plan, layout: RunLayout, started: float) -> list[Mapping[str, Any]]:
     """What Trainer has logged in a run, each entry with its `step`; empty for other programs. started: as above."""
     if plan.program.kind != "hf" or not layout.attempts:
         return []
-    return next(filter(None, (_log_of(_trainer_state(each, started)) for each in _output_folders(plan, layout))), [])
+    return next(filter(None, (_trainer_results(each, started)[1] for each in _output_folders(plan, layout))), [])
 
 
 def _output_folders(plan: Plan, layout: RunLayout) -> Iterator[Path]:
@@ -183,7 +207,13 @@ def build_summary(
     """The summary. Times are seconds, memory is bytes."""
     result, damage = _result(layout)
     latest = progress.latest or {}  # for a run that has not finished
-    known: dict[str, Any] = {**{name: latest.get(key) for name, key in LOGGED.items()}, **result}
+    evaluated = dict(progress.evaluation)
+    known: dict[str, Any] = {name: latest.get(key) for name, key in LOGGED.items()}
+    known |= {
+        "eval_loss": evaluated.pop("loss", None),
+        "rates_cover": STEPS_ALONE if result else LATEST_STEPS,
+        **result,
+    }
     not_finite = result.pop("not_finite", ())
     own = own_results(plan, layout, time.time() - seconds)
     known |= own
@@ -202,13 +232,16 @@ def build_summary(
         **({"global_batch": OWN_BATCH} if plan.batch.global_ is None else {}),
     }
     found = {
+        **({"metrics": evaluated} if evaluated else {}),
         **result,
+        "total_steps": progress.total,
         **own,
         **({"training": dict(plan.training)} if plan.training else {}),
         "exit_code": verdict.exit_code,
         "failure": verdict.failure,
         "why": verdict.why,
         **{name: known.get(name) for name in REPORTED},
+        "rates_cover": known["rates_cover"] if known.get("samples_per_second") is not None else None,
         "reasons": reasons | dict.fromkeys(not_finite, NOT_FINITE),
         "wall_seconds": round(seconds, 3),
         "gpu_memory_occupied": dict(watch.peak) or None,
@@ -331,23 +364,9 @@ def headline(summary: Summary) -> tuple[str, float] | None:
     """
     measured, best = summary.get("metrics"), summary.get("best_metric")
     measured = measured if isinstance(measured, Mapping) else {}
-    name = str(best if best in measured else next(iter(measured), "loss"))
+    name = best if isinstance(best, str) and best in measured else str(next(iter(measured), "loss"))
     value = summary.get("eval_loss") if name == "loss" else measured.get(name)
     return (name, float(value)) if isinstance(value, int | float) else None
-
-
-def evaluation_of_run(layout: RunLayout) -> tuple[str, float] | None:
-    """The headline of a run: of its summary, or of its latest evaluation so far."""
-    if summary := read_json(layout.summary):
-        return headline(summary)
-    measured = latest_evaluation(layout.metrics)
-    return headline({"eval_loss": measured.pop("loss", None), "metrics": measured})
-
-
-def described_evaluation(layout: RunLayout) -> str:
-    """``accuracy 0.9150``; empty where nothing was evaluated."""
-    found = evaluation_of_run(layout)
-    return f"{found[0]} {found[1]:.4f}" if found else ""
 
 
 def _from_to(first: object, last: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import selectors
 import subprocess
@@ -20,6 +21,7 @@ from typing import Annotated, NamedTuple
 import trainkit
 from trainkit.decode import Between
 from trainkit.files import publish, read_record, read_whole, write_json
+from trainkit.machine.host import probe_packages
 from trainkit.recipe.merge import value_at
 from trainkit.recipe.secrets import mask_line, mask_private_keys
 from trainkit.recipe.yaml_reader import compose_bytes
@@ -53,6 +55,7 @@ class CodeState(NamedTuple):
     """The content of code.json. untracked: Python files, at most MOST_NAMES. changed: files in the diff.
 
     submodules: those with files here; not inspected, because git would use their configuration. git: why it failed.
+    packages, python: versions in trainkit's own interpreter, of the packages that decide what is computed.
     """
 
     trainkit: str
@@ -68,6 +71,8 @@ class CodeState(NamedTuple):
     diff_is_cut: bool = False
     masked_lines: Annotated[int, Between(0, 1 << 30)] = 0
     git: str = ""
+    packages: Mapping[str, str] = {}
+    python: str = ""
 
     def __str__(self) -> str:
         found = [f"trainkit {self.trainkit}"]
@@ -189,7 +194,8 @@ class _Git:
 
 def _ask(folder: Path) -> tuple[CodeState, bytes]:
     """The state of a folder by git, and the diff of uncommitted changes. Raises nothing."""
-    state, diff, git = CodeState(trainkit.__version__), b"", _Git(folder)
+    packages, python = probe_packages()["packages"], platform.python_version()
+    state, diff, git = CodeState(trainkit.__version__, packages=packages, python=python), b"", _Git(folder)
     try:
         code, output = git.call("rev-parse", "--show-toplevel", errors=subprocess.STDOUT)
         text = os.fsdecode(output).strip()

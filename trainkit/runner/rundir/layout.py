@@ -96,6 +96,11 @@ class RunLayout:
         return self.root.name
 
     @property
+    def short_id(self) -> str:
+        """The id without its timestamp, which every command takes: ``1ceb19``, of an array's task ``1ceb19-0``."""
+        return re.sub("^[0-9]{8}-[0-9]{6}-", "", self.id)
+
+    @property
     def name(self) -> str:
         """As in the recipe."""
         return self.root.parent.name

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from trainkit.planner.resume import FOLDER, SavedCheckpoint, written_by_rank
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 from trainkit.runner.rundir.records import Status
 
+ID = re.compile("([0-9]{8}-[0-9]{6}-)?[0-9a-f]{6}(-[0-9]+)?")  # of a run, or its short id
 EXPORT_SUFFIX = ".export"  # of a folder prepared for an upload
 TRAINER_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 TRAINER_STATE = "trainer_state.json"  # written by rank 0 after weights and optimizer
@@ -37,7 +41,7 @@ TRAINER_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_0", "global_ste
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run directory. started, ended: seconds since the epoch. rank: the one that failed first.
+    """One run directory. started, ended: seconds since the epoch. rank: the one that failed first. host: of node 0.
 
     launched: kinds of `program`, `strategy` and `launcher` in the plan. argv: of the program, without the interpreter.
     """
@@ -49,6 +53,7 @@ class RunInfo:
     rank: int | None = None
     launched: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
+    host: str = ""
 
     @property
     def program(self) -> str:
@@ -66,6 +71,14 @@ def list_runs(output_root: str, name: str | None = None) -> list[RunInfo]:
     return sorted(runs, key=lambda run: run.layout.id)
 
 
+def runs_of_id(word: str, root: str) -> list[RunInfo]:
+    """The runs under a root whose id, or short id, this is."""
+    if not ID.fullmatch(word):
+        return []
+    paths = (path for pattern in (word, f"*-{word}") for path in Path(root).glob(f"*/{pattern}"))
+    return [read_run(path) for path in paths if is_run(path)]
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory. ValueError for a name that cannot be one."""
     layout = RunLayout(path)
@@ -79,7 +92,8 @@ def read_run(path: Path) -> RunInfo:
     layout = RunLayout(path.absolute())
     status = read_status(layout) or Status()
     plan = _of_plan(read_json(layout.plan))
-    return RunInfo(layout, status.started, status.ended, read_json(layout.summary), status.rank, *plan)
+    known = (status.started, status.ended, read_json(layout.summary), status.rank)
+    return RunInfo(layout, *known, *plan, host=status.host or "")
 
 
 def read_status(layout: RunLayout) -> Status | None:
@@ -117,6 +131,32 @@ def lock_run(layout: RunLayout) -> int:
 def is_linked(layout: RunLayout) -> bool:
     """Whether its path has a link: another user who may write there can make one to any other run."""
     return layout.root.is_symlink() or layout.root.parent.is_symlink()
+
+
+def disk_use(folders: Sequence[Path]) -> tuple[list[int], int]:
+    """Bytes that each of these takes on the disk, and what removing all of them frees.
+
+    Of sparse files only what is written counts. A file with several names counts once in a folder, and is freed only
+    if all its names are in these folders. What cannot be looked at counts as nothing.
+    """
+    names, blocks, sizes = Counter[tuple[int, int]](), dict[tuple[int, int], tuple[int, int]](), list[int]()
+    for folder in folders:
+        own = set[tuple[int, int]]()
+        for path in (folder, *_inside(folder)):
+            with contextlib.suppress(OSError):  # it has just been removed
+                found = path.lstat()
+                file = (found.st_dev, found.st_ino)
+                own.add(file)
+                names[file] += 1
+                blocks[file] = (found.st_blocks * 512, 1 if stat.S_ISDIR(found.st_mode) else found.st_nlink)
+        sizes.append(sum(blocks[file][0] for file in own))
+    return sizes, sum(size for file, (size, links) in blocks.items() if names[file] >= links)
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Everything below a folder, without following links."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def remove(layout: RunLayout) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ExitCode, MachineError
-from trainkit.files import is_there, read_json, read_record
+from trainkit.files import is_there, read_record
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import RunInfo, is_linked, is_running, read_status, remove
@@ -63,7 +62,6 @@ class RunState:
     job: str = ""
     nodes: str = ""
     attempt: int = 1
-    step: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -322,7 +320,6 @@ def _by_files(layout: RunLayout, status: Status, submission: Submission | None) 
         at=at,
         job=submission.job if submission and not supervised else "",
         attempt=status.attempt or 1,
-        step=newest_logged_step(layout),
     )
 
 
@@ -368,26 +365,3 @@ def schedulers_with_job(number: str) -> Iterator[Scheduler]:
         queues = scheduler.shares_folder and not scheduler.supervised
         if queues and re.fullmatch(scheduler.job_id, number, re.ASCII):
             yield scheduler
-
-
-def newest_logged_step(layout: RunLayout) -> int | None:
-    """The last step in metrics.jsonl; of a run that logs none there the step of its account; else None."""
-    from trainkit.files import parse_json
-    from trainkit.runner.report.progress import last_lines
-
-    for line in reversed(last_lines(layout.metrics)):
-        try:
-            step = parse_json(line.encode()).get("step")
-        except (ValueError, AttributeError):
-            continue
-        if isinstance(step, int) and 0 <= step < 1 << 53:
-            return step
-    steps = read_json(layout.summary).get("steps")
-    return steps if isinstance(steps, int) and 0 <= steps < 1 << 53 else None
-
-
-def age(seconds: float | None) -> str:
-    """How long ago, for people."""
-    from trainkit.text import format_duration
-
-    return "" if seconds is None else f"{format_duration(max(0.0, time.time() - seconds))} ago"
