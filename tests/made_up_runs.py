@@ -47,7 +47,7 @@ def make_run(tmp_path: Path, layered: Callable[..., Resolved], machine: Callable
         verdict: Mapping[str, Any] | None = None,
         number: int = 1,
     ) -> RunLayout:
-        layout = RunLayout(tmp_path / "runs" / name / f"20260101-00000{number}-abcdef")
+        layout = RunLayout(tmp_path / "runs" / name / f"20260101-00000{number}-abcde{number}")
         (layout.attempt(1).logs).mkdir(parents=True)
         layout.attempt(1).ranks.mkdir()
         resolved = layered({"name": "made-up", "devices": {"type": "cpu"}}, recipe or {})

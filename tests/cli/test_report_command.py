@@ -17,7 +17,7 @@ def test_one_run_has_its_page_in_its_directory_and_several_have_one_here(
     make_run: MakeRun,
     tmp_path: Path,
 ) -> None:
-    one, two = make_run("one", records(3, float)), make_run("two", records(3, float))
+    one, two = make_run("one", records(3, float)), make_run("two", records(3, float), number=2)
     done = trainkit("report", "one")
     assert done.returncode == 0, done.stderr
     assert (done.stdout.split(" (")[0], done.stderr) == (f"written to {one.root / 'report.html'}", "")

@@ -226,7 +226,7 @@ def test_runs_beside_each_other_show_the_keys_that_differ(make_run: MakeRun, inf
         for number, rate in enumerate(rates)
     ]
     runs = [info(each) for each in layouts]
-    assert labels_of(runs)[0] == f"same {layouts[0].id}"
+    assert labels_of(runs)[0] == f"same {layouts[0].short_id}"
     text = page([collect(run, f"run {number}", {}) for number, run in enumerate(runs)], "three")
     assert "1 key with different values" in text
     row = "<td><code>optimizer.lr</code></td><td>0.001</td><td><mark>0.002</mark></td><td>0.001</td>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.launch_plan.render import table
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.data import BYTES
-from trainkit.recipe.secrets import MASK, mask_line, mask_private_keys, mask_values, secret_keys
+from trainkit.recipe.secrets import mask_line, mask_private_keys, mask_values
+from trainkit.runner.report.difference import recipe_values
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import LINES, describe_failure
 from trainkit.runner.report.history import Curve, History, finite
@@ -26,7 +28,8 @@ from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import RunInfo
 from trainkit.runner.rundir.records import RankRecord, read_records
-from trainkit.schedulers.jobs.run_state import RunState, state_of
+from trainkit.schedulers.jobs.run_state import RunState
+from trainkit.schedulers.jobs.standing import Standing, standing_of
 from trainkit.tools.builtin.program import SETTINGS
 
 PREDICTIONS = "predictions.jsonl"
@@ -52,18 +55,16 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """One run. times: seconds since 1970 by step. settings: values of the recipe by their keys, as text.
+    """One run. times: seconds since 1970 by step. settings: values of the recipe by their keys, as JSON.
 
     failures: title and text of each. why_no_rows: why `rows` is empty. Texts are without secrets.
     """
 
     label: str
-    info: RunInfo
-    state: RunState
+    standing: Standing
     curves: Mapping[str, Curve] = field(default_factory=dict)
     times: Curve = field(default_factory=Curve)
     start: Mapping[str, Any] = field(default_factory=dict)
-    total: int | None = None
     plan: str = ""
     recipe: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Collected:
 
 def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
     """Everything about a run. environ: the caller's, which names the cache of prepared rows."""
-    layout, state = info.layout, state_of(info.layout)
+    layout, standing = info.layout, standing_of(info)
     history = History(layout.metrics)
     history.read()
     recipe, (plan, shown) = _text(layout.recipe), _plan(layout)
@@ -86,18 +87,16 @@ def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
     code = read_code(layout)
     return Collected(
         label,
-        info,
-        state,
+        standing,
         {**_of_trainer(plan, info), **history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
         history.times,
         history.start,
-        history.progress.total,
         shown,
         _masked(recipe),
-        _settings(recipe),
+        {key: mask_values(json.dumps(value)) for key, value in recipe_values(layout).items()},
         _masked(_text(layout.environment)),
         str(code or ""),
-        [] if not state.is_over or state.exit_code == 0 else list(_failures(layout, state)),
+        list(_failures(layout, standing.state)) if standing.exit_code != 0 and standing.state.is_over else [],
         _predictions(layout),
         rows,
         why_no_rows,
@@ -106,10 +105,11 @@ def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
 
 
 def labels_of(infos: Sequence[RunInfo]) -> list[str]:
-    """What runs are called beside each other: their names, with their ids where names are equal."""
+    """What runs are called beside each other: their names, with their short ids where names are equal."""
     names = [info.layout.name for info in infos]
     return [
-        name if names.count(name) == 1 else f"{name} {info.layout.id}" for name, info in zip(names, infos, strict=True)
+        name if names.count(name) == 1 else f"{name} {info.layout.short_id}"
+        for name, info in zip(names, infos, strict=True)
     ]
 
 
@@ -177,24 +177,6 @@ def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
             if known and isinstance(value, int | float):
                 found.setdefault(name, Curve()).add(step, finite(value))
     return found
-
-
-def _settings(recipe: str) -> dict[str, str]:
-    """The values of a recipe by their keys (`optimizer.lr`); none of one that cannot be read."""
-    from trainkit.recipe.yaml_reader import compose
-
-    def leaves(tree: object, prefix: str) -> Iterator[tuple[str, str]]:
-        if isinstance(tree, Mapping) and tree:
-            for name, value in tree.items():
-                yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
-        else:
-            shown = "null" if tree is None else str(tree).lower() if isinstance(tree, bool) else str(tree)
-            yield prefix, MASK if prefix in secrets else mask_values(shown)
-
-    tree = compose(recipe).tree
-    secrets = {key for key, _ in secret_keys(tree)}
-    secrets |= {key.rpartition(".")[0] for key in secrets}  # of a list, which is shown as a whole
-    return dict(leaves(tree, ""))
 
 
 def _failures(layout: RunLayout, state: RunState) -> Iterator[tuple[str, str]]:

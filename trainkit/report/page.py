@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import html
 import json
@@ -19,7 +18,6 @@ from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
 from trainkit.runner.report.history import finite
-from trainkit.runner.report.summary import headline
 from trainkit.text import format_duration, format_memory, format_rate, join_names, pluralize, strip_control
 
 # In the first bytes of every page: a file without it is somebody else's.
@@ -92,7 +90,7 @@ def _e(value: object) -> str:
 
 
 def _head(runs: Sequence[Collected]) -> str:
-    of = _e(runs[0].info.layout.root) if len(runs) == 1 else pluralize(len(runs), "run")
+    of = _e(runs[0].standing.run.layout.root) if len(runs) == 1 else pluralize(len(runs), "run")
     return f"{of} · written {time.strftime('%Y-%m-%d %H:%M:%S')} by trainkit {__version__}"
 
 
@@ -106,7 +104,10 @@ def _sections(runs: Sequence[Collected], comparison: str, *, charts: bool) -> It
     )
     yield "Curves", _curves(runs, charts=charts)
     yield "Phases", _phases(runs)
-    yield "Samples", _of_each(runs, lambda run: _pre(sample) if (sample := run.info.summary.get("sample")) else "")
+    yield (
+        "Samples",
+        _of_each(runs, lambda run: _pre(sample) if (sample := run.standing.run.summary.get("sample")) else ""),
+    )
     yield "Predictions", _of_each(runs, _predictions)
     yield "Rows", _of_each(runs, _rows)
     yield "Recipe", _recipe(runs)
@@ -148,7 +149,7 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
     if len(runs) == 1:
         tiles = (f"<div><dt>{_e(name)}</dt><dd>{_e(value)}</dd></div>" for name, value in found[0].items())
         yield f'<dl class="tiles">{"".join(tiles)}</dl>'
-        if (training := runs[0].info.summary.get("training")) and isinstance(training, Mapping):
+        if (training := runs[0].standing.run.summary.get("training")) and isinstance(training, Mapping):
             yield _table(("What was trained", ""), [(_e(name), _e(value)) for name, value in training.items()])
         return
     names = list(dict.fromkeys(name for each in found for name in each))
@@ -161,55 +162,39 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
 
 def facts(run: Collected) -> Iterator[tuple[str, str]]:
     """The results of a run in a few words, by their names. What is unknown is left out."""
-    summary, state, info = run.info.summary, run.state, run.info
-
-    def last(name: str) -> float | None:
-        known = [value for value in run.curves[name].values if value is not None] if name in run.curves else []
-        return known[-1] if known else None
-
-    def number(name: str, curve: str = "") -> float | None:
-        value = finite(summary.get(name))
-        return last(curve) if value is None else value
-
-    code = f", exit code {state.exit_code}" if state.is_over and state.exit_code else ""
-    yield "State", f"{state.word.replace('_', ' ')}{code}"
+    standing, info, summary = run.standing, run.standing.run, run.standing.run.summary
+    yield "State", standing.word + (f", exit code {standing.exit_code}" if standing.exit_code else "")
     if info.started:
         yield "Started", f"{datetime.fromtimestamp(info.started):%Y-%m-%d %H:%M}"
-        if (until := info.ended if state.is_over else time.time()) is not None:
-            yield "Duration", format_duration(max(0.0, until - info.started))
-    if state.step is not None:
-        yield "Steps", f"{state.step:,}" + (f" of {run.total:,}" if run.total and run.total != state.step else "")
-    for title, value in (
-        ("Final loss" if state.is_over else "Loss", number("final_loss", "loss")),
-        ("Evaluation loss", number("eval_loss", "eval_loss")),
-    ):
+    if standing.duration is not None:
+        yield "Duration", format_duration(standing.duration)
+    if standing.left is not None:
+        yield "Left", format_duration(standing.left)
+    if (step := standing.step) is not None:
+        yield "Steps", f"{step:,}" + (f" of {standing.total:,}" if standing.total not in (None, step) else "")
+    evaluated = finite(summary.get("eval_loss"))
+    measured = {"loss": evaluated} | dict([standing.evaluation] if standing.evaluation else [])
+    losses = {"Final loss" if standing.state.is_over else "Loss": standing.loss}
+    for name, value in (losses | {f"Evaluation {name}": value for name, value in measured.items()}).items():
         if value is not None:
-            yield title, f"{value:.4f}"
-    with contextlib.suppress(OverflowError):  # of a damaged summary
-        if (found := headline(summary)) and found[0] != "loss":
-            yield f"Evaluation {found[0]}", f"{found[1]:.4f}"
-    best, at = finite(summary.get("best_value")), summary.get("best_step")
-    if best is not None and at is not None:
-        yield f"Best {summary.get('best_metric')}", f"{best:.4f} at step {at}"
-    for title, name in (("Samples/s", "samples_per_second"), ("Tokens/s", "tokens_per_second")):
-        if (value := number(name, name)) is not None and value > 0:
-            yield title, format_rate(value)
-    occupied, ranks = summary.get("gpu_memory_occupied"), summary.get("memory")
-    peaks = occupied.values() if isinstance(occupied, Mapping) else []
-    own = [each.get("rss") for each in ranks if isinstance(each, Mapping)] if isinstance(ranks, list) else []
-    if (most := max((each for each in peaks if isinstance(each, int)), default=None)) is not None:
-        yield "GPU memory occupied", format_memory(most)
-    elif (most := max((each for each in own if isinstance(each, int)), default=None)) is not None:
-        yield "Peak memory (RSS)", format_memory(most)
-    world = run.start.get("world_size") or summary.get("world_size")
-    strategy = run.info.launched.get("strategy", "")
+            yield name, f"{value:.4f}"
+    if standing.diverged:
+        yield "Loss", "not finite"
+    if (best := finite(summary.get("best_value"))) is not None:
+        yield f"Best {summary.get('best_metric')}", f"{best:.4f} at step {summary.get('best_step')}"
+    for name, value in (("Samples/s", standing.samples_per_second), ("Tokens/s", standing.tokens_per_second)):
+        if value:
+            yield name, format_rate(value)
+    occupied = summary.get("gpu_memory_occupied")
+    used = [each for each in occupied.values() if isinstance(each, int)] if isinstance(occupied, Mapping) else []
+    if (memory := max(used, default=standing.memory_bytes)) is not None:
+        yield "GPU memory occupied" if used else "Peak memory", format_memory(memory)
+    world, strategy = run.start.get("world_size") or summary.get("world_size"), info.launched.get("strategy", "")
     if strategy:
-        yield (
-            "Strategy",
-            f"{strategy} \N{MULTIPLICATION SIGN} {pluralize(world, 'rank')}" if isinstance(world, int) else strategy,
-        )
-    if program := run.info.program:
-        yield "Program", program if program != "builtin" else "built-in trainer"
+        ranks = f" \N{MULTIPLICATION SIGN} {pluralize(world, 'rank')}" if isinstance(world, int) else ""
+        yield "Strategy", f"{strategy}{ranks}"
+    if info.program:
+        yield "Program", info.program if info.program != "builtin" else "built-in trainer"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -268,7 +253,7 @@ def _phases(runs: Sequence[Collected]) -> Iterator[str]:
 
 def _first_step(run: Collected) -> int:
     first = run.start.get("first_step")
-    return first if isinstance(first, int) and len(run.info.layout.attempts) < 2 else 0
+    return first if isinstance(first, int) and len(run.standing.run.layout.attempts) < 2 else 0
 
 
 def _seconds(value: float) -> str:
@@ -352,8 +337,15 @@ def _differing(key: str, runs: Sequence[Collected]) -> list[str]:
 
 def _environment(run: Collected) -> str:
     topology = join_names(
-        [each for each in (run.info.launched.get("launcher", ""), str(run.info.summary.get("device") or "")) if each]
+        [
+            each
+            for each in (
+                run.standing.run.launched.get("launcher", ""),
+                str(run.standing.run.summary.get("device") or ""),
+            )
+            if each
+        ]
     )
-    rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(run.info.layout.root))]
+    rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(run.standing.run.layout.root))]
     table = _table(("What", ""), [(_e(name), _e(value)) for name, value in rows if value])
     return table + (_titled("Variables of the ranks", _pre(run.environment)) if run.environment else "")
