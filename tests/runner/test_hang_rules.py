@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -33,12 +35,12 @@ from trainkit.heartbeat import (
     read_paces,
     write_flight_record,
 )
-from trainkit.runner.nodes.control import Control
+from trainkit.runner.nodes.control import Control, Neighbour
 from trainkit.runner.rundir.records import RankRecord
 from trainkit.runner.watch.activity import FEW, STEADY, FlightRecordPoll, JoinedCollectives, State
 from trainkit.runner.watch.dumping import Dump, RankView, _Asked
 from trainkit.runner.watch.hang_cause import DumpedRank, describe, hang_cause, innermost_own_frame
-from trainkit.runner.watch.timing import Limits, Pace, PhaseTiming, is_sure, stalled, stragglers
+from trainkit.runner.watch.timing import BY_RANK, Limits, Pace, PhaseTiming, is_sure, stalled, stragglers
 from trainkit.runner.watch.watch import Watch
 
 
@@ -263,6 +265,38 @@ def test_an_evaluation_that_computes_is_slow_and_one_that_does_not_hangs_after_t
         rank.kill()
     assert (attempt / "dumps").exists() is hangs
     assert describe(DumpedRank(0, "tk1", 9, 1.0, EVALUATION, 2)).endswith(": evaluation after step 2 for 1.0 s")
+
+
+def test_node_0_writes_the_paces_of_all_nodes_while_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainkit.runner.watch.watch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trainkit.runner.watch.watch.SHARE_SECONDS", 0.0)
+    attempt, pages = tmp_path / "attempts" / "1", [bytearray(PAGE) for _ in range(2)]
+    attempt.mkdir(parents=True)
+    for page in pages:
+        heartbeat = Heartbeat(page)
+        for step in range(12):
+            heartbeat.begin_step(step)
+            heartbeat.step_done(step + 1)
+    near, far = socket.socketpair()
+    with selectors.DefaultSelector() as one, selectors.DefaultSelector() as other, contextlib.ExitStack() as files:
+        first = Control(0, {1: Neighbour(1, "tk1", near.detach())}, one, 1.0)
+        controls = (first, Control(1, {0: Neighbour(0, "tk0", far.detach())}, other, 1.0))
+        turns = []
+        for node, (control, page) in enumerate(zip(controls, pages, strict=True)):
+            (path := tmp_path / f"page-{node}").write_bytes(page)
+            file = files.enter_context(path.open("rb"))
+            record = RankRecord(node, 0, f"tk{node}", os.getpid(), pid=os.getpid(), heartbeat=file.fileno(), node=node)
+            turns.append((Watch(AUTO, str(attempt), control, lambda *_: 0, 0, "torchrun"), control, {node: record}))
+        until = time.monotonic() + 30
+        while [*read_json(attempt / "paces.json")] != ["0", "1"]:
+            assert time.monotonic() < until
+            for watch, control, records in turns:
+                control.turn()
+                watch.turn(records, [*records], ())
+        assert len(first.kept()) == 1  # the latest of each node
+    assert decode(BY_RANK, read_json(attempt / "paces.json"))["1"].host == "tk1"
 
 
 # As torch 2.13 wrote it on gloo, without the fields that nobody reads.

@@ -73,6 +73,7 @@ COMMANDS: Mapping[str, Entry] = {
     "export": Entry("export:export", Command, "Train", "Export a trained model for transformers or serving."),
     "generate": Entry("generate:generate", Command, "Train", "Chat with a trained model, or answer prompts."),
     "status": Entry("jobs:status", Command, "Look", "Show a run's state: queued, running, or how it ended."),
+    "watch": Entry("watch:watch", Command, "Look", "Watch runs on a screen: curves, memory, ranks, logs."),
     "logs": Entry("jobs:logs", Command, "Look", "Show or follow a run's output."),
     "runs": Entry("runs:app", CommandGroup, "Look", "List, show and prune run directories."),
     "report": Entry("report:report", Command, "Look", "Write a page about runs: curves, predictions, plan, recipe."),

@@ -262,7 +262,8 @@ def show(
     if info.summary and is_over:
         write_text(render_summary(info.summary, info.layout.root) + "\n")
     write_text("".join(f"{line}\n" for line in ends_of_logs(info)))
-    write_text("".join(f"next: {each}\n" for each in next_commands(standing)))
+    run = info.layout.short_id
+    write_text(f"next: trainkit report {run}\n" if is_over else f"next: trainkit watch {run}, trainkit logs {run} -f\n")
 
 
 def headline(standing: Standing) -> str:
@@ -304,12 +305,6 @@ def figures(standing: Standing) -> list[tuple[str, str]]:
         ("Source", f"{state.source}, {age} ago" if age else state.source),
     ]
     return [(title, one_line(text)) for title, text in rows if text]
-
-
-def next_commands(standing: Standing) -> list[str]:
-    """What to do next with a run."""
-    run = standing.run.layout.short_id
-    return [f"trainkit status {run}, trainkit logs {run} -f"] if not standing.state.is_over else []
 
 
 def ends_of_logs(info: RunInfo) -> Iterator[str]:

@@ -87,7 +87,7 @@ class Control:
         self.said: list[str] = []
         self._lost: dict[str, list[str]] = {}  # how -> nodes lost in this way that are not reported yet
         self._posts: list[tuple[int, Mapping[str, Any]]] = []  # messages of the hang watches
-        self._kept: list[Mapping[str, Any]] = []
+        self._kept: dict[int, Mapping[str, Any]] = {}
         self._mine: NodeEnd | None = None  # as reported to node 0
         self._verdict: Verdict | None = None
         self.kills_everything = False  # whether everything is to be killed at once
@@ -136,13 +136,13 @@ class Control:
         found, self._posts = self._posts, []
         return found
 
-    def keep(self, message: Mapping[str, Any]) -> None:
-        """Keep a message for the end of the run."""
-        self._kept.append(message)
+    def keep(self, node: int, message: Mapping[str, Any]) -> None:
+        """Keep a node's latest message."""
+        self._kept[node] = message
 
     def kept(self) -> list[Mapping[str, Any]]:
         """The messages that were kept, and those that were not taken."""
-        return [*self._kept, *(message for _, message in self._posts)]
+        return [*self._kept.values(), *(message for _, message in self._posts)]
 
     def ending(self, why: str) -> None:
         """Tell the others, once, that this node's run is ending: a rank has failed, or trainkit has to stop."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.runner.report.progress import Progress, Tail
+from trainkit.runner.report.progress import LARGEST, Progress, Tail
 
 PHASE = "phases."  # before the name of a phase: seconds of it in a step
+HUGE = 1e300  # of a value that a curve can be scaled with; JSON may also have NaN and Infinity
 NO_CURVES = frozenset({"step", "elapsed", "event"})
-LARGEST = 1e300  # in magnitude
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class History:
                 curve.cut(self.progress.logged)
             return
         step = record.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < LARGEST:
             return
         began, elapsed = finite(self.start.get("time")), finite(record.get("elapsed"))
         if began is not None and elapsed is not None:
@@ -93,4 +93,4 @@ def _numbers(record: Mapping[str, Any], steps: int) -> Iterator[tuple[str, float
 
 def finite(value: object) -> float | None:
     """A number; None for anything else, and for what a file has for infinity or NaN, or beyond a float's range."""
-    return value if isinstance(value, int | float) and -LARGEST < value < LARGEST else None
+    return float(value) if isinstance(value, int | float) and -HUGE < value < HUGE else None

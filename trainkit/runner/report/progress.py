@@ -28,6 +28,7 @@ TAIL_BYTES = 1 << 16
 LONGEST_LINE = 1 << 22  # bytes of a record; trainkit writes none as long
 BAR = 12  # characters
 NEWEST = 0.1  # weight of the latest pace in the smoothed pace
+LARGEST = 1 << 53  # a step or a number of seconds
 RECENT = 50  # lines of steps that show how fast a run is
 
 
@@ -188,11 +189,13 @@ def read_progress(metrics: Path) -> Progress:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
 
 
 def _number_or_none(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """None also for what no arithmetic is done with: NaN, infinity, and numbers that only a broken program writes."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and -LARGEST < value < LARGEST else None  # type: ignore[operator, arg-type]
 
 
 class Relay:

@@ -212,7 +212,7 @@ class Guardian:
         self._ranks.poll()
         verdict = decide_verdict(self._observed(failed, abandoned))
         cleanup.remove_leftovers(self._ranks.records.values(), self._held)
-        self._watch.tell_paces()
+        self._watch.finish()
         consequence = self._is_consequence(verdict)
         verdict = self._control.settle(
             verdict, consequence=consequence, wait=self._wait_for_others, record=self._record

@@ -26,10 +26,11 @@ from trainkit.runner.watch.activity import (
 )
 from trainkit.runner.watch.dumping import Dump, RankView, Spawn
 from trainkit.runner.watch.hang_cause import DumpedRank, hang_cause
-from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Pace, PhaseTiming, is_sure, pace_of, stalled
+from trainkit.runner.watch.timing import LEAST_SECONDS, Limits, Pace, PhaseTiming, is_sure, pace_of, save_paces, stalled
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 12.0  # to wait for the dumps of the other nodes
+SHARE_SECONDS = 10.0  # between two accounts of the paces: of eight thousand ranks one takes a tenth of a second
 AGAIN_SECONDS = 5.0  # between two reports of a node that does not move: one may be lost
 SUSPENDED_SECONDS = 5.0  # more than this between two turns: this process was suspended itself
 LAUNCHER = -1  # stands for a rank's number
@@ -64,7 +65,7 @@ class Watch:
         self._moved: dict[int, float] = {}
         self._polls: dict[int, FlightRecordPoll] = {}
         self._joins: dict[int, JoinedCollectives] = {}
-        self._next = self._said_at = 0.0
+        self._next = self._said_at = self._share_at = 0.0
         # when the clocks started to count; when ranks last ran
         self._since = self._turned = self._ran = time.monotonic()
         self._remaining = RemainingRanks()
@@ -103,6 +104,9 @@ class Watch:
                 self._ran = now
             if self._control.node == 0 and self._answers is None:
                 self._decide()
+            if now >= self._share_at:
+                self._share_at = now + SHARE_SECONDS
+                self._share_paces()
         if self._answers is not None:
             self._conclude()
 
@@ -124,12 +128,18 @@ class Watch:
         found = {rank: pace_of(view.record.host, view.bytes()) for rank, view in self._views.items()}
         return {rank: pace for rank, pace in found.items() if pace is not None}
 
-    def tell_paces(self) -> None:
-        """At the end: send the paces to node 0."""
+    def finish(self) -> None:
+        """At the end: remove what asks ranks for their collectives, and share the paces once more."""
         for poll in self._polls.values():
             poll.remove()
+        self._share_paces()
+
+    def _share_paces(self) -> None:
+        """Send the paces to node 0, which writes those of all nodes: heartbeats are seen on their own machine only."""
         if self._control.node:
             self._control.post({"paces": self.paces()})
+        else:
+            save_paces(self._attempt, self.paces(), self._control.kept())
 
     def _timing(self, rank: int, now: float) -> PhaseTiming | None:
         """None for a rank that has ended."""
@@ -205,7 +215,7 @@ class Watch:
                 with contextlib.suppress(DecodeError):  # an invalid answer counts as none
                     self._answers[node] = [*decode(tuple[DumpedRank, ...], message.get("ranks"), "ranks")]
             else:
-                self._control.keep(message)
+                self._control.keep(node, message)
 
     def _decide(self) -> None:
         """On node 0: begin a dump, or report that the run moves again."""
