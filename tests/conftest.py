@@ -38,6 +38,7 @@ pytest_plugins = [
     "tests.hub_server.server",
     "tests.made_up_plans",
     "tests.made_up_recipes",
+    "tests.made_up_runs",
     "tests.tiers",
 ]
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,7 +28,7 @@ from trainkit.data.encode import RowEncoder
 from trainkit.data.look import look
 from trainkit.data.prepare import Made, Piece, prepare, prepared_already
 from trainkit.data.prepared import Prepared
-from trainkit.data.report import as_json, described, page, remarks
+from trainkit.data.report import as_json, described, learned_pieces, page, remarks
 from trainkit.errors import TrainingError
 from trainkit.recipe.schema import Recipe
 from trainkit.trainer.data.dataset import open_source
@@ -576,6 +576,37 @@ def test_the_label_of_a_text_is_shown_as_what_is_learned(home: Path, tmp_path: P
         prepared, found, encoder, names = prepare(recipe, Path("/nowhere"), os.environ)
         assert f"text 0 ⟦{shown}⟧" in page(prepared, found.files, encoder, names, 1, colour=False)
         assert as_json(prepared, found.files, encoder, names, 1)["texts"] == [[("text 0 ", False), (shown, True)]]
+
+
+def test_prepared_rows_are_shown_again_without_a_tokenizer_of_transformers_and_never_prepared_for_it(
+    home: Path, tmp_path: Path
+) -> None:
+    pairs = [{"prompt": f"say {number}", "completion": f"it is {number}"} for number in range(8)]
+    rows, labelled = (
+        lines(tmp_path / "rows.jsonl", pairs),
+        [{"text": "b", "label": "good"}, {"text": "a", "label": "bad"}] * 4,
+    )
+    words = str(save_tokenizer(tmp_path / "words"))
+    for recipe in (
+        recipe_for(rows),
+        recipe_for(rows, tokenizer=words),
+        recipe_for(
+            lines(tmp_path / "labelled.jsonl", labelled),
+            {"kind": "hf", "architecture": "bert", "task": "sequence_classification"},
+        ),
+    ):
+        with pytest.raises(
+            TrainingError, match="the rows have changed since the run, or what was prepared of them is gone"
+        ):
+            learned_pieces(recipe, os.environ, 3)
+        time.sleep(2.1)  # until the files count as settled
+        prepared, found, encoder, names = prepare(recipe, Path("/nowhere"), os.environ)
+        shown = as_json(prepared, found.files, encoder, names, 3)["texts"]
+        assert learned_pieces(recipe, os.environ, 3) == shown
+        assert {learned for text in shown for _, learned in text} == {True, False}
+    rows.write_text("")
+    with pytest.raises(TrainingError):
+        learned_pieces(recipe_for(rows), os.environ, 3)
 
 
 def test_answers_that_are_all_of_weight_0_are_not_called_too_long(home: Path, tmp_path: Path) -> None:

@@ -71,6 +71,10 @@ def test_a_bench_accounts_for_every_variant_and_fails_if_one_did(trainkit: Train
     assert float(rows["base"]["relative_speed"]) == 1.0
     assert "bf16" in Path(data["bf16"]["runs"][0]["run_directory"], "recipe.yaml").read_text()
     check_plot(found, ["base", "bf16", "greedy", "odd", "out of memory", "refused"])
+    page = (found / "report.html").read_text()
+    assert all(f"<span>{name}</span></button>" in page for name in ("base", "bf16", "greedy"))
+    assert "refused" in page.partition("<section")[2].partition("</section>")[0]  # the table comes first
+    assert "MemoryError: all of it" in page
 
 
 def check_plot(folder: Path, words: list[str]) -> None:
@@ -90,7 +94,7 @@ def test_repeated_runs_and_chosen_variants_are_reported_as_json(trainkit: Traink
     assert row["variant"] == "bf16"
     assert len({run["run_directory"] for run in row["runs"]}) == 2
     (folder,) = (recipe.parent / "runs" / "tiny").glob("bench-*")
-    assert sorted(path.name for path in folder.iterdir()) == ["bench.csv", "bench.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["bench.csv", "bench.json", "report.html"]
 
 
 @pytest.mark.e2e

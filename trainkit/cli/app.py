@@ -76,6 +76,7 @@ COMMANDS: Mapping[str, Entry] = {
     "watch": Entry("watch:watch", Command, "Look", "Watch runs on a screen: curves, memory, ranks, logs."),
     "logs": Entry("jobs:logs", Command, "Look", "Show or follow a run's output."),
     "runs": Entry("runs:app", CommandGroup, "Look", "List, show and prune run directories."),
+    "report": Entry("report:report", Command, "Look", "Write a page about runs: curves, predictions, plan, recipe."),
     "dump": Entry("runs:dump", Command, "Look", "Show the stacks of all ranks of a running run."),
     "submit": Entry(
         "submit:submit",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainkit.data.encode import RowEncoder
-from trainkit.data.prepared import Prepared, View
-from trainkit.tasks import CAUSAL
+from trainkit.data.formats import RowFormat
+from trainkit.data.prepare import asked_view, known_already, own_source, row_files
+from trainkit.data.prepared import Prepared, View, known_labels
+from trainkit.data.tokenizer import Encoder
+from trainkit.errors import TrainingError
+from trainkit.recipe.schema import DatasetData, Recipe
+from trainkit.recipe.schema.data import BYTES
+from trainkit.tasks import CAUSAL, task_of
 from trainkit.text import join_names, pluralize, strip_control, table
 
 MANY = 0.01  # share of the texts, above which it is a warning that they are cut or left out
@@ -124,7 +130,10 @@ def as_json(
         "folder": str(prepared.tokens.folder),
         "view": asdict(view),
         "warnings": remarks(prepared, encoder, names),
-        "texts": [list(_pieces(prepared, encoder, names, number)) for number in range(min(rows, view.train.samples))],
+        "texts": [
+            list(_pieces(prepared, encoder.form, encoder.encoder.shown, names, number))
+            for number in range(min(rows, view.train.samples))
+        ],
     }
 
 
@@ -167,24 +176,64 @@ def _shown(
     prepared: Prepared, encoder: RowEncoder, names: Sequence[str], rows: int, marks: tuple[str, str]
 ) -> Iterator[str]:
     for number in range(min(rows, prepared.view.train.samples)):
-        pieces = _pieces(prepared, encoder, names, number)
+        pieces = _pieces(prepared, encoder.form, encoder.encoder.shown, names, number)
         yield "".join(
             f"{marks[0]}{strip_control(text)}{marks[1]}" if learned else strip_control(text) for text, learned in pieces
         )
 
 
-def _pieces(prepared: Prepared, encoder: RowEncoder, names: Sequence[str], number: int) -> Iterator[tuple[str, bool]]:
-    """A sample's text, in pieces that are learned and others; of a labelled one its label is."""
+def _pieces(
+    prepared: Prepared, form: RowFormat, shown: Callable[[list[int]], str], names: Sequence[str], number: int
+) -> Iterator[tuple[str, bool]]:
+    """A sample's text, in pieces that are learned and others; of a labelled one its label is.
+
+    shown: makes a text of ids.
+    """
     start, stop = prepared.spans("train").array[number].tolist()
     ids = prepared.tokens.ids[start:stop].tolist()
     learned = prepared.tokens.learned[start:stop].tolist()
     first = 0
-    label = int(prepared.labels("train").array[number]) if "label" in encoder.form.columns else None
+    label = int(prepared.labels("train").array[number]) if "label" in form.columns else None
     if label is not None:
-        yield f"{encoder.encoder.shown(ids)} ", False
+        yield f"{shown(ids)} ", False
         yield names[label] if names else str(label), True
         return
     for place in range(1, len(ids) + 1):
         if place == len(ids) or learned[place] != learned[first]:
-            yield encoder.encoder.shown(ids[first:place]), bool(learned[first])
+            yield shown(ids[first:place]), bool(learned[first])
             first = place
+
+
+def learned_pieces(recipe: Recipe, environ: Mapping[str, str], rows: int) -> list[list[tuple[str, bool]]]:
+    """The first texts of a recipe's rows that were prepared before, in pieces: text, and whether it is learned.
+
+    Nothing is prepared, and neither torch nor transformers is loaded. TrainingError says why there are none.
+    """
+    data = cast("DatasetData", recipe.data)
+    if data.mix or data.streaming:
+        raise TrainingError("only rows of one source that are prepared before a run can be shown")
+    found = row_files(own_source(data), data, task_of(recipe))
+    prepared = known_already(recipe, found.files, found.held_out, environ)
+    if prepared is None:
+        raise TrainingError("the rows have changed since the run, or what was prepared of them is gone")
+    kept = [label for label, _ in prepared.tokens.meta["labels"]]
+    of_head = tuple(asked_view(recipe)["labels"])
+    asked = tuple(data.labels) or found.names or (of_head if {*kept} <= {*of_head} else ())
+    names = known_labels(kept, asked)[0] if "label" in found.form.columns else ()
+    shown = _decoder(data.tokenizer)
+    count = min(rows, prepared.view.train.samples)
+    return [list(_pieces(prepared, found.form, shown, names, number)) for number in range(count)]
+
+
+def _decoder(folder: str | None) -> Callable[[list[int]], str]:
+    """What makes a text of ids, all special tokens shown. TrainingError where it is not in a tokenizer.json."""
+    if folder in (None, BYTES):
+        return Encoder().shown
+    path = Path(folder) / "tokenizer.json"
+    try:
+        from tokenizers import Tokenizer
+
+        inner = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more exact
+        raise TrainingError(f"the tokenizer cannot be read from {path}: {error}") from error
+    return lambda ids: str(inner.decode(ids, skip_special_tokens=False))

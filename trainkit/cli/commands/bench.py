@@ -24,7 +24,7 @@ from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
 from trainkit.text import MIB, pluralize
 
 if TYPE_CHECKING:
-    from trainkit.bench import Candidate, MemoryKind, Setup
+    from trainkit.bench import Candidate, Comparison, MemoryKind, Setup
     from trainkit.launch_plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
     from trainkit.runner.execute import RunRequest
@@ -66,8 +66,8 @@ def bench(
 ) -> None:
     """Run RECIPE and each of its variants one after another (or --jobs at once), and compare them.
 
-    Prints a table; writes bench.csv, bench.json, bench.png and bench.svg. A variant that
-    fails becomes a row of the table, and the bench continues. Exit code 1: a variant failed.
+    Prints a table; writes bench.csv, bench.json, bench.png, bench.svg and report.html. A variant
+    that fails becomes a row of the table, and the bench continues. Exit code 1: a variant failed.
 
     Example: trainkit bench efficiency-table-small --only checkpointing,bf16
     """
@@ -83,10 +83,26 @@ def bench(
     if not no_plot and found.rows:
         draw(found, folder)
     sys.stdout.write(json.dumps(as_data(found), indent=2) + "\n" if as_json else render(found))
+    write_page(found, folder)
     console.say(f"written to {folder}")
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
     raise typer.Exit(ExitCode.OK if found.complete else ExitCode.FAILED)
+
+
+def write_page(found: Comparison, folder: Path) -> None:
+    """Write report.html: the table, and the first run of each variant beside the others."""
+    from trainkit.bench import render
+    from trainkit.cli.commands.report import FILE, write_report
+    from trainkit.report.page import MOST
+    from trainkit.runner.rundir.listing import read_run
+
+    runs = {row.name: Path(row.runs[0].run_directory) for row in found.rows if row.runs[0].run_directory}
+    if shown := [*runs][:MOST]:
+        title = f"Bench of {found.recipe}"
+        write_report(
+            [read_run(runs[name]) for name in shown], folder / FILE, bench=(title, shown, render(found)), force=True
+        )
 
 
 def prepare(

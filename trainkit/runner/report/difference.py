@@ -27,7 +27,7 @@ def differences(first: RunInfo, second: RunInfo) -> dict[str, Difference]:
     """By part: recipe, plan, environment. Secrets are masked; a file that cannot be read is a difference itself."""
     plans = [_plan(each.layout) for each in (first, second)]
     found = {
-        "recipe": compared(*(_recipe(each.layout) for each in (first, second))),
+        "recipe": compared(*(recipe_values(each.layout) for each in (first, second))),
         "plan": compared(*(_decisions(each) for each in plans)),
         "environment": compared(*(_environment(each, plan) for each, plan in zip((first, second), plans, strict=True))),
     }
@@ -42,8 +42,8 @@ def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference:
     return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
 
 
-def _recipe(layout: RunLayout) -> dict[str, Any]:
-    """The resolved recipe by dotted keys."""
+def recipe_values(layout: RunLayout) -> dict[str, Any]:
+    """The resolved recipe by dotted keys, secrets masked; of one that cannot be read only why."""
     try:
         read = compose_bytes(read_whole(layout.recipe, below=layout.root))
     except OSError as error:

@@ -23,6 +23,12 @@ class Curve:
     steps: list[int] = field(default_factory=list)
     values: list[float | None] = field(default_factory=list)
 
+    def add(self, step: int, value: float | None) -> None:
+        """The value of a later step; of one that is there, nothing changes."""
+        if not self.steps or self.steps[-1] < step:
+            self.steps.append(step)
+            self.values.append(value)
+
     def cut(self, step: int) -> None:
         """Forget what is behind a step: training has gone back to it."""
         keep = bisect_right(self.steps, step)
@@ -40,6 +46,7 @@ class History:
     def __init__(self, metrics: Path) -> None:
         self.start: Mapping[str, Any] = {}
         self.curves: dict[str, Curve] = {}
+        self.times = Curve()
         self.progress = Progress()
         self._tail = Tail(metrics, kept=False)
 
@@ -61,28 +68,29 @@ class History:
         self.progress = self.progress.take(record, time.monotonic())
         if record.get("event") == "start":
             self.start = record
-            for curve in self.curves.values():
+            for curve in (self.times, *self.curves.values()):
                 curve.cut(self.progress.logged)
             return
         step = record.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < LARGEST:
             return
+        began, elapsed = finite(self.start.get("time")), finite(record.get("elapsed"))
+        if began is not None and elapsed is not None:
+            self.times.add(step, began + elapsed)
         for name, value in _numbers(record, max(1, step - before)):
-            curve = self.curves.setdefault(name, Curve())
-            if not curve.steps or curve.steps[-1] < step:
-                curve.steps.append(step)
-                curve.values.append(value)
+            self.curves.setdefault(name, Curve()).add(step, value)
 
 
 def _numbers(record: Mapping[str, Any], steps: int) -> Iterator[tuple[str, float | None]]:
     """What a record has for curves. steps: since the record before, over which its phases are summed."""
     for name, value in record.items():
         if name == "phases" and isinstance(value, Mapping):
-            parts = ((f"{PHASE}{phase}", _finite(seconds)) for phase, seconds in value.items())
+            parts = ((f"{PHASE}{phase}", finite(seconds)) for phase, seconds in value.items())
             yield from ((phase, seconds / steps) for phase, seconds in parts if seconds is not None)
         elif name not in NO_CURVES and (value is None or isinstance(value, int | float)):
-            yield name, _finite(value)
+            yield name, finite(value)
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
+    """A number; None for anything else, and for what a file has for infinity or NaN, or beyond a float's range."""
     return float(value) if isinstance(value, int | float) and -HUGE < value < HUGE else None

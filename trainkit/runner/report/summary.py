@@ -170,6 +170,13 @@ def _trainer_results(folder: Path, started: float) -> tuple[dict[str, Any], list
     return found, history
 
 
+def trainer_log(plan: Plan, layout: RunLayout, started: float) -> list[Mapping[str, Any]]:
+    """What Trainer has logged in a run, each entry with its `step`; empty for other programs. started: as above."""
+    if plan.program.kind != "hf" or not layout.attempts:
+        return []
+    return next(filter(None, (_trainer_results(each, started)[1] for each in _output_folders(plan, layout))), [])
+
+
 def _output_folders(plan: Plan, layout: RunLayout) -> Iterator[Path]:
     """Folders that Trainer may have written to: seen in the ranks, given in the arguments, or the plan's default."""
     for shown in read_observations(str(layout.attempts[-1].root)).values():

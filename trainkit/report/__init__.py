@@ -1,0 +1,1 @@
+"""`trainkit report`: one page of HTML about runs, which needs nothing but a browser."""
