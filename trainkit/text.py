@@ -80,6 +80,11 @@ def format_rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
+def format_measure(value: float) -> str:
+    """A loss or a metric: ``2.5671``; one that has exploded without its many digits, ``5.185e+21``."""
+    return f"{value:.4f}" if abs(value) < 1e7 else f"{value:.4g}"
+
+
 def format_memory(value: float) -> str:
     """Bytes as MiB or GiB."""
     return f"{value / 2**20:.0f} MiB" if value < 10 * 2**30 else f"{value / 2**30:.1f} GiB"
