@@ -237,7 +237,10 @@ def _phases(runs: Sequence[Collected]) -> Iterator[str]:
     yield '<p class="dim">Mean of a step of rank 0, evaluations and checkpoints spread over all steps.</p>'
     for number, (run, each, seconds) in enumerate(zip(runs, found, whole, strict=True)):
         if len(runs) > 1:
-            yield f'<p class="bar">{_swatch(number)}{_e(run.label)}: {_seconds(seconds)} a step</p>'
+            told = f"{_seconds(seconds)} a step" if seconds else "no phases recorded"
+            yield f'<p class="bar">{_swatch(number)}{_e(run.label)}: {told}</p>'
+        if not seconds:
+            continue
         ends = [
             1000 * sum(each.get(name, 0.0) for name in names[:place]) / max(whole) for place in range(len(names) + 1)
         ]
