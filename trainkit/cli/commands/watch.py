@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Runs = Annotated[
     list[str] | None,
     Argument(
-        metavar="[RUN]...",
+        metavar="RUN",
         help="Run directories, runs' ids, jobs' numbers, or names (the newest run of each). Default: the newest run.",
     ),
 ]
