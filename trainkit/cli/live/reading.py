@@ -69,8 +69,10 @@ class LiveRun:
         self._foresight: Mapping[str, Any] = plan.get("foresight") or {}
         self._cards = {each["uuid"]: f"GPU {each['index']}" for each in plan.get("cards") or ()}
         self._topology: Mapping[str, Any] = plan.get("topology") or {}
+        self._program: Mapping[str, Any] = plan.get("program") or {}
         self._attempt: AttemptLayout | None = None
         self._beats: Heartbeats | None = None
+        self._beating = False
         self._next_state = 0.0
         self._records: dict[int, RankRecord] = {}
         self._log_seen: tuple[Path, int] | None = None
@@ -108,6 +110,7 @@ class LiveRun:
         """What its files and heartbeats have beside that."""
         now = time.monotonic()
         beats = self._beats.read() if self._beats and not self.state.is_over else {}
+        self._beating = bool(beats)
         self.history.read()
         if 0 in beats:
             self.history.progress = self.history.progress.beat(beats[0], now)
@@ -167,12 +170,15 @@ class LiveRun:
         return []
 
     def read_log(self) -> None:
-        """The log that was written last: output or errors of the shown rank, else the launcher's, else preparations."""
+        """The log that was written last: of the shown rank (its errors if it failed), launcher, preparations."""
         attempt, rank = self._attempt, self.log_rank
         if attempt is None:
             return
+        output, errors = (attempt.log(rank, stream) for stream in ("out", "err"))
+        failed = self.state.is_over and rank == self.status.rank
         groups = (
-            [attempt.log(rank, stream) for stream in ("out", "err")],
+            [errors] if failed else [],  # its output may be as new, and says less
+            [output, errors],
             [attempt.launcher_log, attempt.preparation_log, attempt.preparation_output],
         )
         for group in groups:
@@ -192,6 +198,16 @@ class LiveRun:
         """The rank whose log is shown."""
         failed = self.status.rank if self.state.is_over else None
         return next((each for each in (self.shown_rank, failed) if each is not None), 0)
+
+    @property
+    def without_curves(self) -> str:
+        """Why it has no curves."""
+        kind = self._program.get("kind", "builtin")
+        if kind == "hf":
+            return f"no curves here: `trainkit report {self.short_id}` draws those of Trainer's log"
+        if kind != "builtin":
+            return "no curves: only the built-in trainer and Trainer log metrics"
+        return "no values" if self.state.is_over else "no values yet"
 
     @property
     def outlook(self) -> str:
@@ -219,7 +235,9 @@ class LiveRun:
     def _waits_for(self) -> str:
         """Of a run without a step."""
         if doing := next((each.doing for each in self.ranks if each.doing), ""):
-            return f"no step yet; rank {self.ranks[0].number}: {doing}"
+            # Heartbeats of another user or machine cannot be read, so that the ranks may well have done some.
+            what = "no step yet" if self._beating else "its step is not known here"
+            return f"{what}; rank {self.ranks[0].number}: {doing}"
         if self._attempt is not None:
             return "no step yet: the ranks are being started"
         known = submitted(self.layout.root)
