@@ -151,7 +151,9 @@ def fitted_table(columns: Sequence[Column], needed: Sequence[str], extra: Sequen
     """
     kept = [each for each in columns if any(each.cells)]
     widths = {each.head: max(map(len, (each.head, *each.cells))) for each in kept}
-    least = {each.head: min(each.least or widths[each.head], widths[each.head]) for each in kept}
+    # A head is never shortened.
+    shortest = {each.head: max(each.least, len(each.head)) if each.least else widths[each.head] for each in kept}
+    least = {head: min(shortest[head], widths[head]) for head in widths}
     by_importance = [head for head in reversed((*needed, *extra)) if head in widths]
     for at, head in enumerate(by_importance if width is not None else ()):
         full = by_importance[at + 1 :] if head in extra else ()
