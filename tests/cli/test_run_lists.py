@@ -150,6 +150,13 @@ def test_a_condition_that_cannot_hold_is_refused(trainkit: Trainkit, words: tupl
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("command", ["status", "watch", "logs", "report"])
+def test_where_there_are_no_runs_yet_the_first_one_is_proposed(trainkit: Trainkit, command: str) -> None:
+    done = trainkit(command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: no runs in runs\n  next: start one (`trainkit run quickstart`)")
+
+
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
 def test_a_list_fits_its_terminal_and_paths_keep_their_end(trainkit: Trainkit, width: int) -> None:
