@@ -175,7 +175,7 @@ def test_a_list_fits_its_terminal_and_paths_keep_their_end(trainkit: Trainkit, w
 
 @pytest.mark.parametrize("width", range(60, 130, 7))
 def test_columns_stay_below_their_heads_where_cells_are_shortened(root: Path, trainkit: Trainkit, width: int) -> None:
-    measured = {"final_loss": 3.0, "metrics": {"perplexity": 20.7152}}
+    measured: dict[str, Any] = {"final_loss": 3.0, "metrics": {"perplexity": 20.7152}}
     make_run(root, "efficiency-table-small", "20260104-000000-dddd44", steps=1000, total_steps=1000, **measured)
     head, *lines = trainkit("runs", "list", environ={"COLUMNS": str(width)}).stdout.splitlines()
     starts = [found.start() for found in re.finditer(r"(?<=  )\S", head)]
