@@ -233,7 +233,7 @@ def test_a_run_saves_and_ends_when_it_is_asked(site: Site) -> None:
     assert "tk2" in attached.stderr
     done = site.trainkit("cancel", job)
     assert done.returncode == 0, done.stderr
-    assert "saves a checkpoint first" in done.stdout
+    assert "its program gets SIGTERM, and may save first" in done.stdout
     assert site.end(run, "cancelled") == 143
     site.until(lambda: not site.left(), run, "the end of all processes")
     assert site.status(run)["state"] == "cancelled"

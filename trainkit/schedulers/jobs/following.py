@@ -18,7 +18,7 @@ from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.schema.cluster import Cluster
 from trainkit.runner.report.progress import Progress, Tail, plain_line
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.listing import read_run, read_status
 from trainkit.runner.rundir.records import Status, read_records
 from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
 from trainkit.schedulers.base import Answer, EndedError, Job, JobState, Query, RefusedError, Scheduler, expand
@@ -290,13 +290,13 @@ def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
     _living(layout)
     if submission is None or scheduler is None:
         _signal_here(layout, signal.SIGKILL if now else signal.SIGTERM)
-        return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+        return f"ending {layout.root}" + ("" if now else _before_the_end(layout))
     if scheduler.supervised:
         _signal_submitter(layout, submission, signal.SIGINT if now else signal.SIGTERM)
         if now:  # a second one kills
             time.sleep(BETWEEN_SECONDS)
             _signal_submitter(layout, submission, signal.SIGINT)
-        return f"ending {layout.root}" + ("" if now else ": it saves a checkpoint first")
+        return f"ending {layout.root}" + ("" if now else _before_the_end(layout))
     job = _own_job(layout, submission, environ)
     requested_before = pending_request(layout)
     request(layout, "cancel")
@@ -306,6 +306,13 @@ def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
         if not requested_before:  # else the next signal of the scheduler's would end the run for good
             cancel_request(layout)
         raise
+
+
+def _before_the_end(layout: RunLayout) -> str:
+    """What a run does when it is told to end: a script of the user's own saves only if it handles the signal."""
+    if read_run(layout.root).launched.get("program") == "builtin":
+        return ": it saves a checkpoint first"
+    return ": its program gets SIGTERM, and may save first"
 
 
 def _job_of(submission: Submission) -> Job:
@@ -345,7 +352,7 @@ def _remove(
     if not found.is_over:
         why = "killed by request" if now else "cancelled"
         update_status(layout, state="ended", outcome="cancelled", exit_code=143, why=why, ended=time.time())
-        return f"ending {job} ({found.word})" + ("" if now else ": its nodes are told to save a checkpoint")
+        return f"ending {job} ({found.word})" + ("" if now else _before_the_end(layout))
     if not removed:
         raise _ended(layout, found)
     if found.source != "status.json":  # from now on nobody else knows it
@@ -362,7 +369,7 @@ def _cancel_job(
     if not now and job.state == "running":
         _told(scheduler.end(_job_of(submission)), environ)
         word = state_of(layout).word
-        return f"ending job {number} ({word})" + (": it saves a checkpoint first" if word == "running" else "")
+        return f"ending job {number} ({word})" + (_before_the_end(layout) if word == "running" else "")
     _told(scheduler.cancel(_job_of(submission), now=now), environ)
     if job.state == "queued":
         account = {"state": "ended", "outcome": "cancelled", "exit_code": 143, "why": "cancelled in the queue"}
