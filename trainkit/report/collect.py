@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainkit.decode import finite, whole
 from trainkit.errors import MachineError, TrainingError
 from trainkit.files import read_json, read_json_lines, read_whole
 from trainkit.launch_plan.model import Plan, plan_from_json
@@ -21,7 +22,7 @@ from trainkit.recipe.secrets import mask_line, mask_private_keys, mask_values
 from trainkit.runner.report.difference import recipe_values
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import LINES, describe_failure
-from trainkit.runner.report.history import Curve, History, finite
+from trainkit.runner.report.history import Curve, History
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import trainer_log
 from trainkit.runner.rundir.code_state import read_code
@@ -170,7 +171,7 @@ def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
     with contextlib.suppress(OSError, *DAMAGE):
         log = trainer_log(plan, info.layout, info.started or 0.0) if plan else ()
     for entry in log:
-        if not isinstance(step := entry.get("step"), int) or not 0 < step < 1 << 53:
+        if not (step := whole(entry.get("step"))):
             continue
         for name, value in entry.items():
             known = name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS)

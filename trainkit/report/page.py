@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from trainkit import __version__
+from trainkit.decode import finite
 from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
-from trainkit.runner.report.history import finite
 from trainkit.text import format_duration, format_memory, format_rate, join_names, pluralize, strip_control
 
 # In the first bytes of every page: a file without it is somebody else's.

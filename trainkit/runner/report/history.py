@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from trainkit.runner.report.progress import LARGEST, Progress, Tail
+from trainkit.decode import finite, whole
+from trainkit.runner.report.progress import Progress, Tail
 
 PHASE = "phases."  # before the name of a phase: seconds of it in a step
-HUGE = 1e300  # of a value that a curve can be scaled with; JSON may also have NaN and Infinity
+NUMBERS = (float, int, NoneType)  # of JSON, without true and false
 NO_CURVES = frozenset({"step", "elapsed", "event"})
 
 
@@ -45,7 +48,7 @@ class History:
 
     def __init__(self, metrics: Path) -> None:
         self.start: Mapping[str, Any] = {}
-        self.curves: dict[str, Curve] = {}
+        self.curves = defaultdict[str, Curve](Curve)
         self.times = Curve()
         self.progress = Progress()
         self._tail = Tail(metrics, kept=False)
@@ -71,26 +74,16 @@ class History:
             for curve in (self.times, *self.curves.values()):
                 curve.cut(self.progress.logged)
             return
-        step = record.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < LARGEST:
+        if (step := whole(record.get("step"))) is None:
             return
         began, elapsed = finite(self.start.get("time")), finite(record.get("elapsed"))
         if began is not None and elapsed is not None:
             self.times.add(step, began + elapsed)
-        for name, value in _numbers(record, max(1, step - before)):
-            self.curves.setdefault(name, Curve()).add(step, value)
-
-
-def _numbers(record: Mapping[str, Any], steps: int) -> Iterator[tuple[str, float | None]]:
-    """What a record has for curves. steps: since the record before, over which its phases are summed."""
-    for name, value in record.items():
-        if name == "phases" and isinstance(value, Mapping):
-            parts = ((f"{PHASE}{phase}", finite(seconds)) for phase, seconds in value.items())
-            yield from ((phase, seconds / steps) for phase, seconds in parts if seconds is not None)
-        elif name not in NO_CURVES and (value is None or isinstance(value, int | float)):
-            yield name, finite(value)
-
-
-def finite(value: object) -> float | None:
-    """A number; None for anything else, and for what a file has for infinity or NaN, or beyond a float's range."""
-    return float(value) if isinstance(value, int | float) and -HUGE < value < HUGE else None
+        steps = max(1, step - before)  # since the record before, over which the phases are summed
+        for name, value in record.items():
+            if name == "phases" and isinstance(value, dict):
+                for phase, seconds in value.items():
+                    if (known := finite(seconds)) is not None:
+                        self.curves[f"{PHASE}{phase}"].add(step, known / steps)
+            elif name not in NO_CURVES and type(value) in NUMBERS:
+                self.curves[name].add(step, finite(value))

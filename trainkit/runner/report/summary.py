@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.decode import decode
-from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_json_lines, read_record, read_whole, write_json
+from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_record, read_whole, write_json
 from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.foresight import compared
 from trainkit.runner.report.foresight import rows as foresight_rows
 from trainkit.runner.report.gpu_watch import GpuWatch
-from trainkit.runner.report.progress import Progress
+from trainkit.runner.report.progress import Progress, read_progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import BY_RANK, stragglers
@@ -523,13 +523,11 @@ def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:
 def write_summary(layout: RunLayout) -> None:
     """Write the summary of a run that has ended. Raises OSError, and ValueError, KeyError or TypeError for no run."""
     plan, status = plan_from_json(read_json(layout.plan)), read_json(layout.status)
-    progress, watch = Progress(), GpuWatch(plan.cards, layout.cards)
-    for record in read_json_lines(layout.metrics):
-        progress = progress.take(record, 0.0)
+    watch = GpuWatch(plan.cards, layout.cards)
     watch.recall()
     verdict = Verdict(**{name: status[name] for name in Verdict._fields})
     seconds = (status["ended"] or time.time()) - status["started"]
-    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, progress, watch))
+    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, read_progress(layout.metrics), watch))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainkit.decode import finite, whole
 from trainkit.errors import MachineError
 from trainkit.files import read_json
 from trainkit.launch_plan.model import Plan, plan_from_json
@@ -17,8 +18,6 @@ from trainkit.runner.report.summary import NOT_FINITE, headline, own_results
 from trainkit.runner.rundir.listing import RunInfo
 from trainkit.runner.watch.heartbeats import Heartbeats
 from trainkit.schedulers.jobs.run_state import Jobs, RunState, state_of
-
-HUGE = 1e300  # no measurement is as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def standing_of(run: RunInfo, jobs: Jobs | None = None) -> Standing:
 
 def _ended(standing: Standing) -> Standing:
     summary = standing.run.summary
-    step, total = _whole(summary.get("steps")), _whole(summary.get("total_steps"))
+    step, total = whole(summary.get("steps")), whole(summary.get("total_steps"))
     if total is None and standing.state.word == "done" and not summary.get("stopped_early"):
         total = step
     ranks, reasons = summary.get("memory"), summary.get("reasons")
@@ -148,13 +147,13 @@ def _ended(standing: Standing) -> Standing:
         standing,
         step=step,
         total=total,
-        loss=_number(summary.get("final_loss")),
+        loss=finite(summary.get("final_loss")),
         diverged=isinstance(reasons, Mapping) and reasons.get("final_loss") == NOT_FINITE,
         evaluation=_evaluation(summary),
-        tokens_per_second=_number(summary.get("tokens_per_second")),
-        samples_per_second=_number(summary.get("samples_per_second")),
-        seconds_per_step=_number(summary.get("step_seconds")),
-        memory_bytes=max((each for each in map(_whole, used) if each is not None), default=None),
+        tokens_per_second=finite(summary.get("tokens_per_second")),
+        samples_per_second=finite(summary.get("samples_per_second")),
+        seconds_per_step=finite(summary.get("step_seconds")),
+        memory_bytes=max((each for each in map(whole, used) if each is not None), default=None),
     )
 
 
@@ -163,8 +162,8 @@ def _by_metrics(standing: Standing) -> Standing:
     progress, own, plan = read_progress(layout.metrics), dict[str, Any](), None
     if progress.total is None and standing.run.launched.get("program") != "builtin":
         plan, own = _own_program(standing)
-        steps = _whole(own.get("steps")) or 0
-        progress = replace(progress, total=_whole(own.get("total_steps")), step=max(progress.step, steps))
+        steps = whole(own.get("steps")) or 0
+        progress = replace(progress, total=whole(own.get("total_steps")), step=max(progress.step, steps))
     if is_running:
         progress = _with_heartbeat(progress, standing)
     latest, evaluated = progress.latest or {}, dict(progress.evaluation)
@@ -175,14 +174,14 @@ def _by_metrics(standing: Standing) -> Standing:
         standing,
         step=progress.step if progress.step or progress.total is not None else None,
         total=progress.total,
-        loss=_number(latest.get("loss", own.get("final_loss"))),
+        loss=finite(latest.get("loss", own.get("final_loss"))),
         diverged="loss" in latest and latest["loss"] is None,  # as the trainer logs it
         evaluation=_evaluation({"eval_loss": evaluated.pop("loss", own.get("eval_loss")), "metrics": evaluated}),
-        left=_number(progress.remaining(0.0)) if is_running else None,
-        tokens_per_second=_number(latest.get("tokens_per_second")),
-        samples_per_second=_number(samples),
-        seconds_per_step=_number(progress.seconds_per_step),
-        memory_bytes=_whole(latest.get("memory_bytes")),
+        left=finite(progress.remaining(0.0)) if is_running else None,
+        tokens_per_second=finite(latest.get("tokens_per_second")),
+        samples_per_second=finite(samples),
+        seconds_per_step=finite(progress.seconds_per_step),
+        memory_bytes=whole(latest.get("memory_bytes")),
         phase=progress.phase,
     )
 
@@ -213,15 +212,5 @@ def _with_heartbeat(progress: Progress, standing: Standing) -> Progress:
 def _evaluation(summary: Mapping[str, Any]) -> tuple[str, float] | None:
     with contextlib.suppress(OverflowError):  # an integer of hundreds of digits
         name, value = headline(summary) or ("", None)
-        return None if _number(value) is None else (name, float(value or 0))
+        return None if finite(value) is None else (name, float(value or 0))
     return None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and -HUGE < value < HUGE:
-        return float(value)
-    return None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
