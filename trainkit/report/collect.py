@@ -14,7 +14,7 @@ from typing import Any
 from trainkit.decode import finite, whole
 from trainkit.errors import MachineError, TrainingError
 from trainkit.files import read_json, read_json_lines, read_whole
-from trainkit.launch_plan.model import Plan, plan_from_json
+from trainkit.launch_plan.model import Plan
 from trainkit.launch_plan.render import table
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.data import BYTES
@@ -27,7 +27,7 @@ from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import trainer_log
 from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import RunInfo
+from trainkit.runner.rundir.listing import RunInfo, read_plan
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.schedulers.jobs.run_state import RunState
 from trainkit.schedulers.jobs.standing import Standing, standing_of
@@ -39,7 +39,6 @@ FIRST, WORST = 10, 10  # that are shown
 ROWS = 3  # of the data, that are shown with what is learned
 CULPRITS = 4  # ranks of an attempt whose last lines are shown
 NO_METRICS = ("_runtime", "_per_second", "epoch", "total_flos")  # the ends of names in Trainer's log
-DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what reading a damaged plan raises
 Pieces = tuple[tuple[str, bool], ...]  # of a row: text, and whether it is learned
 
 
@@ -153,24 +152,17 @@ def _text(path: Path) -> str:
 
 def _plan(layout: RunLayout) -> tuple[Plan | None, str]:
     """The plan, and as `trainkit plan` shows it, or why it cannot be read."""
-    if not (content := read_json(layout.plan)):
-        return None, ""
     try:
-        plan = plan_from_json(content)
+        plan = read_plan(layout)
         return plan, mask_values(table.render(plan))
     except MachineError as error:
         return None, str(error)
-    except DAMAGE as error:
-        return None, f"{layout.plan} is damaged ({type(error).__name__})"
 
 
 def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
     """What a script on Trainer has logged, which has its metrics by the names of the built-in trainer's."""
     found: dict[str, Curve] = {}
-    log: Sequence[Mapping[str, Any]] = ()
-    with contextlib.suppress(OSError, *DAMAGE):
-        log = trainer_log(plan, info.layout, info.started or 0.0) if plan else ()
-    for entry in log:
+    for entry in trainer_log(plan, info.layout, info.started or 0.0) if plan else ():
         if not (step := whole(entry.get("step"))):
             continue
         for name, value in entry.items():

@@ -10,12 +10,11 @@ from typing import Any
 
 from trainkit.decode import finite, whole
 from trainkit.errors import MachineError
-from trainkit.files import read_json
-from trainkit.launch_plan.model import Plan, plan_from_json
+from trainkit.launch_plan.model import Plan
 from trainkit.recipe.secrets import mask_words
 from trainkit.runner.report.progress import Progress, read_progress
 from trainkit.runner.report.summary import NOT_FINITE, headline, own_results
-from trainkit.runner.rundir.listing import RunInfo
+from trainkit.runner.rundir.listing import RunInfo, read_plan
 from trainkit.runner.watch.heartbeats import Heartbeats
 from trainkit.schedulers.jobs.run_state import Jobs, RunState, state_of
 
@@ -190,11 +189,10 @@ def _own_program(standing: Standing) -> tuple[Plan | None, dict[str, Any]]:
     """The plan of a program that writes no metrics of trainkit's, and what its own result files say so far."""
     layout = standing.run.layout
     try:
-        plan = plan_from_json(read_json(layout.plan))
-        return plan, own_results(plan, layout, standing.run.started or 0.0)
-    # It is damaged, or of another version.
-    except (MachineError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
+        plan = read_plan(layout)
+    except MachineError:
         return None, {}
+    return plan, own_results(plan, layout, standing.run.started or 0.0)
 
 
 def _with_heartbeat(progress: Progress, standing: Standing) -> Progress:
