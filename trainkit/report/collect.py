@@ -21,7 +21,7 @@ from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.secrets import mask_line, mask_private_keys, mask_values
 from trainkit.runner.report.difference import recipe_values
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.failure import LINES, describe_failure
+from trainkit.runner.report.failure import LINES, describe_failure, log_of_rank
 from trainkit.runner.report.history import Curve, History
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import trainer_log
@@ -194,7 +194,7 @@ def _of_attempt(attempt: AttemptLayout, told: int | None) -> Iterator[tuple[str,
     blamed = [each for each in failed if not each.told_to_stop] or failed
     for each in sorted(blamed, key=lambda each: each.ended or 0.0)[:CULPRITS]:
         if each.rank != told:
-            log = next((log for stream in ("err", "out") if last_lines(log := attempt.log(each.rank, stream), 1)), None)
+            log = log_of_rank(attempt, each.rank)
             lines = [f"{log}:", *last_lines(log, LINES)] if log else ["it has written nothing"]
             title = f"Attempt {attempt.root.name}: rank {each.rank} on {each.host}, exit code {each.code}"
             yield title, _masked("\n".join(lines))

@@ -18,7 +18,7 @@ from trainkit.decode import finite
 from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
-from trainkit.text import format_duration, format_memory, format_rate, join_names, pluralize, strip_control
+from trainkit.text import format_duration, format_memory, format_rate, pluralize, strip_control
 
 # In the first bytes of every page: a file without it is somebody else's.
 MARK = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="trainkit report">'
@@ -98,16 +98,10 @@ def _sections(runs: Sequence[Collected], comparison: str, *, charts: bool) -> It
     """The sections by their names; one without content is left out."""
     yield "Comparison", [_pre(comparison)] if comparison else []
     yield "Summary", _summary(runs)
-    yield (
-        "Failures",
-        _of_each(runs, lambda run: "".join(_titled(title, _pre(text)) for title, text in run.failures)),
-    )
+    yield "Failures", _of_each(runs, lambda run: "".join(_titled(title, _pre(text)) for title, text in run.failures))
     yield "Curves", _curves(runs, charts=charts)
     yield "Phases", _phases(runs)
-    yield (
-        "Samples",
-        _of_each(runs, lambda run: _pre(sample) if (sample := run.standing.run.summary.get("sample")) else ""),
-    )
+    yield "Samples", _of_each(runs, lambda run: _pre(run.standing.run.summary.get("sample") or ""))
     yield "Predictions", _of_each(runs, _predictions)
     yield "Rows", _of_each(runs, _rows)
     yield "Recipe", _recipe(runs)
@@ -163,7 +157,7 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
 def facts(run: Collected) -> Iterator[tuple[str, str]]:
     """The results of a run in a few words, by their names. What is unknown is left out."""
     standing, info, summary = run.standing, run.standing.run, run.standing.run.summary
-    yield "State", standing.word + (f", exit code {standing.exit_code}" if standing.exit_code else "")
+    yield "State", standing.state.title + (f", exit code {standing.exit_code}" if standing.exit_code else "")
     if info.started:
         yield "Started", f"{datetime.fromtimestamp(info.started):%Y-%m-%d %H:%M}"
     if standing.duration is not None:
@@ -336,16 +330,8 @@ def _differing(key: str, runs: Sequence[Collected]) -> list[str]:
 
 
 def _environment(run: Collected) -> str:
-    topology = join_names(
-        [
-            each
-            for each in (
-                run.standing.run.launched.get("launcher", ""),
-                str(run.standing.run.summary.get("device") or ""),
-            )
-            if each
-        ]
-    )
-    rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(run.standing.run.layout.root))]
+    info = run.standing.run
+    topology = ", ".join(filter(None, (info.launched.get("launcher"), str(info.summary.get("device") or ""))))
+    rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(info.layout.root))]
     table = _table(("What", ""), [(_e(name), _e(value)) for name, value in rows if value])
     return table + (_titled("Variables of the ranks", _pre(run.environment)) if run.environment else "")

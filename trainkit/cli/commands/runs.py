@@ -167,7 +167,7 @@ def standings_table(standings: Sequence[Standing]) -> str:
     cells = {
         "ID": [each.run.layout.short_id for each in standings],
         "NAME": [each.run.layout.name for each in standings],
-        "STATE": [each.word for each in standings],
+        "STATE": [each.state.title for each in standings],
         "EXIT": ["" if each.exit_code is None else str(each.exit_code) for each in standings],
         "STEPS": [described_steps(each) for each in standings],
         "LOSS": [described_loss(each) for each in standings],
@@ -268,14 +268,14 @@ def show(
 
 def headline(standing: Standing) -> str:
     """The first line about a run: its state, and why, in the state's colour."""
-    from trainkit.colour import Colour
+    from trainkit.colour import STATES, Colour
 
     state = standing.state
     parts = [f", exit code {standing.exit_code}" if standing.exit_code is not None else ""]
     parts += [f", attempt {state.attempt}" if state.attempt > 1 else ""]
     unknown = ": no reason recorded" if state.is_over and standing.exit_code else ""
     rest = one_line("".join(parts) + (f": {state.why}" if state.why else unknown))
-    return f"{Colour(sys.stdout, os.environ).state(one_line(state.word))}{rest}\n"
+    return f"{Colour(sys.stdout, os.environ).paint(one_line(state.title), STATES.get(state.word, 'title'))}{rest}\n"
 
 
 def figures(standing: Standing) -> list[tuple[str, str]]:
@@ -375,7 +375,7 @@ def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
             evaluated["loss"] = standing.run.summary["eval_loss"]
         memory, seconds = standing.memory_bytes, standing.duration
         return {
-            "state": standing.word,
+            "state": standing.state.title,
             "steps": standing.step,
             "loss": standing.loss,
             **{f"evaluation {name}": value for name, value in evaluated.items()},
@@ -459,6 +459,12 @@ def find_run(word: str | None, root: str) -> RunInfo:
         several = join_names([job_of(run) or run.layout.short_id for run in found])
         raise UsageError(f"{word} is an array job of {pluralize(len(found), 'run')}", hint=f"name one: {several}")
     return found[0]
+
+
+def runs_named(words: Sequence[str] | None, root: str) -> list[RunInfo]:
+    """The runs that several words mean, each once; without a word the newest of all."""
+    named: Sequence[str | None] = words or [None]
+    return [*{run.layout.root: run for word in named for run in find_runs(word, root)[0]}.values()]
 
 
 def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
@@ -571,7 +577,7 @@ def dump(
     # Whether a run of another machine is still there cannot be seen from here: its guardian answers, or does not.
     found = state_of(layout)
     if found.is_over or not layout.attempts:
-        what = f"{layout.root} is not running: it is {found.word.replace('_', ' ')}"
+        what = f"{layout.root} is not running: it is {found.title}"
         raise UsageError(what, hint="`trainkit runs list` shows those that are")
     attempt = layout.attempts[-1]
     answer = ask(attempt)
@@ -580,8 +586,6 @@ def dump(
     except DecodeError as error:
         raise MachineError(f"the answer in {attempt.root / 'dumps'} is not the guardian's: {error}") from error
     if as_json:
-        import json
-
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         return
     write_text("".join(f"{one_line(describe(each))}\n" for each in account.ranks))

@@ -18,23 +18,12 @@ from rich.cells import chop_cells
 from rich.text import Text
 
 from trainkit.cli.diagnostics import one_line
-from trainkit.cli.live.reading import LiveRun, Memory, Rank, format_seconds
-from trainkit.colour import STATES, Role
+from trainkit.cli.live.reading import LiveRun, Memory, Rank
+from trainkit.colour import STATES, STYLES
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.history import PHASE, Curve
-from trainkit.text import format_duration, format_memory, format_rate, pluralize
+from trainkit.text import format_duration, format_memory, format_rate, format_seconds, pluralize
 
-STYLES: Mapping[Role, str] = {
-    "good": "green",
-    "bad": "bold red",
-    "busy": "cyan",
-    "waiting": "yellow",
-    "stopped": "magenta",
-    "warning": "bold yellow",
-    "note": "bold cyan",
-    "title": "bold",
-    "dim": "dim",
-}
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")  # of curves, in this order
 # Metrics of the trainer that come first, and how they are called; others follow by their own names.
 TITLES: Mapping[str, str] = {
@@ -270,7 +259,7 @@ def header(run: LiveRun, style: str, width: int, _height: int = 1, *, longest_ba
     text = Text(no_wrap=True)
     text.append("■ " if style else "", style)
     text.append(run.name, "bold").append(f" {run.short_id}  ", "dim")
-    text.append(state.word.replace("_", " "), STYLES[STATES.get(state.word, "title")])
+    text.append(state.title, STYLES[STATES.get(state.word, "title")])
     text.append(f"  attempt {state.attempt}" if state.attempt > 1 else "")
     tail = ""
     if progress.total:

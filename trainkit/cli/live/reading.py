@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.cli.diagnostics import one_line
-from trainkit.files import parse_json, read_end, read_json, read_record
+from trainkit.files import parse_json, read_end, read_json
 from trainkit.heartbeat import PHASES
 from trainkit.runner.report.history import History
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import read_status
-from trainkit.runner.rundir.records import PACES, RankRecord, Status, read_records
+from trainkit.runner.rundir.records import RankRecord, Status, read_records
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
-from trainkit.runner.watch.timing import BY_RANK, FEW_PACES, Pace, median, stragglers
+from trainkit.runner.watch.timing import pace_of, saved_paces, stragglers
 from trainkit.schedulers.jobs.records import submitted
 from trainkit.schedulers.jobs.run_state import RunState, state_of
-from trainkit.text import format_duration, pluralize
+from trainkit.text import format_duration, format_seconds, pluralize
 
 HERE_SECONDS, QUEUE_SECONDS = 2.0, 15.0  # between two looks at the state; a scheduler is asked more seldom
 CARDS_BYTES = 1 << 14  # of the end of cards.jsonl: a sample of sixteen GPUs takes two thousand
@@ -91,6 +91,8 @@ class LiveRun:
         attempts = self.layout.attempts
         if attempts and (self._attempt is None or attempts[-1].root != self._attempt.root):
             self._attempt = attempts[-1]
+            if self._beats:
+                self._beats.close()
             self._beats, self._records, self._log_seen, self._next_state = Heartbeats(self._attempt), {}, None, 0.0
         if (now := time.monotonic()) < self._next_state:
             return
@@ -117,12 +119,10 @@ class LiveRun:
         self.looks += 1
 
     def _ranks_by(self, beats: Mapping[int, RankBeat], now: float) -> list[Rank]:
-        path = self._attempt.root / PACES if self._attempt else None
-        found = read_record(path, BY_RANK, below=self.layout.root) if path else None
-        paces = {int(rank): pace for rank, pace in (found or {}).items()}
+        paces = saved_paces(str(self._attempt.root)) if self._attempt else {}
         for rank, (_, host, _, steps) in beats.items():
-            if len(steps) >= FEW_PACES:
-                paces[rank] = Pace(host, *(median([each[part] for each in steps]) for part in (0, 1)))
+            if pace := pace_of(host, steps):
+                paces[rank] = pace
         slow = {each["rank"] for each in stragglers(paces)}
         ranks = []
         for rank in sorted({*self._records, *paces, *beats}):
@@ -242,8 +242,3 @@ def _size_and_time(path: Path) -> Iterator[tuple[int, float]]:
         found = path.lstat()
         if found.st_size:
             yield found.st_size, found.st_mtime
-
-
-def format_seconds(seconds: float) -> str:
-    """``0.034 s``, ``2.1 s``, ``3:07``."""
-    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)

@@ -131,8 +131,8 @@ class Progress:
         if self.latest and steps > 0 and seconds is not None:
             before, paces = pace or 0.0, paces + 1
             pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
-        latest = {"step": max(step, self.step), "logged": step, "latest": record}
-        return replace(self, **latest, seen=now, seconds_per_step=pace, paces=paces)
+        done = max(step, self.step)
+        return replace(self, step=done, logged=step, latest=record, seen=now, seconds_per_step=pace, paces=paces)
 
     def beat(self, beat: RankBeat, now: float) -> Progress:
         """As the main rank's heartbeat says, which is ahead of the metrics."""

@@ -25,8 +25,8 @@ from trainkit.runner.report.foresight import rows as foresight_rows
 from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Progress, read_progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
-from trainkit.runner.watch.timing import BY_RANK, stragglers
+from trainkit.runner.rundir.records import NOT_OBSERVED, UNSEEN, Count, Seconds, read_observations
+from trainkit.runner.watch.timing import saved_paces, stragglers
 from trainkit.text import KIB, MIB, format_duration, format_memory, format_rate, pluralize, strip_control, table
 
 Summary = Mapping[str, Any]
@@ -254,7 +254,7 @@ def build_summary(
         "world_size": plan.topology.world_size,
         "global_batch": plan.batch.global_,
         **_seen_in_ranks(plan, layout),
-        "stragglers": _stragglers(layout),
+        "stragglers": stragglers(saved_paces(str(layout.attempts[-1].root))) if layout.attempts else [],
         **({"damaged": damage} if damage else {}),
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
@@ -296,12 +296,6 @@ def by_ranks(accounts: Mapping[str, Summary]) -> dict[str, Summary]:
         name = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
         found[name] = accounts[str(ranks[0])]
     return found
-
-
-def _stragglers(layout: RunLayout) -> list[dict[str, Any]]:
-    path = layout.attempts[-1].root / PACES if layout.attempts else None
-    known = read_record(path, BY_RANK, below=layout.root) if path else None
-    return stragglers({int(rank): pace for rank, pace in (known or {}).items()})
 
 
 def render_summary(summary: Summary, run_dir: Path) -> str:

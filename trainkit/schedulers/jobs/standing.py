@@ -43,11 +43,6 @@ class Standing:
     phase: str = ""
 
     @property
-    def word(self) -> str:
-        """The state for people."""
-        return self.state.word.replace("_", " ")
-
-    @property
     def exit_code(self) -> int | None:
         """Of a run that is over."""
         return self.state.exit_code if self.state.is_over else None
@@ -198,12 +193,9 @@ def _own_program(standing: Standing) -> tuple[Plan | None, dict[str, Any]]:
 def _with_heartbeat(progress: Progress, standing: Standing) -> Progress:
     """The progress as rank 0's heartbeat has it, where the run is on this machine."""
     for attempt in standing.run.layout.attempts[-1:]:
-        beats = Heartbeats(attempt, {0})
-        try:
+        with contextlib.closing(Heartbeats(attempt, {0})) as beats:
             for beat in beats.read().values():
                 progress = progress.beat(beat, 0.0)
-        finally:
-            beats.close()
     return progress
 
 
