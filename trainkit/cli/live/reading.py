@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.cli.diagnostics import one_line
+from trainkit.errors import MachineError
 from trainkit.files import parse_json, read_end, read_json
 from trainkit.heartbeat import PHASES
 from trainkit.runner.report.history import History
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.listing import read_plan, read_status
 from trainkit.runner.rundir.records import RankRecord, Status, read_records
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
 from trainkit.runner.watch.timing import pace_of, saved_paces, stragglers
@@ -65,21 +66,17 @@ class LiveRun:
         self.log_of = ""
         self.looks = 0  # how often it was read
         self.shown_rank: int | None = None  # whose log is shown; None for the one that failed, or rank 0
-        plan = read_json(layout.plan)
-        self._foresight: Mapping[str, Any] = plan.get("foresight") or {}
-        self._cards = {each["uuid"]: f"GPU {each['index']}" for each in plan.get("cards") or ()}
-        self._topology: Mapping[str, Any] = plan.get("topology") or {}
+        plan = None
+        with contextlib.suppress(MachineError):  # damaged, or of another version: less is known then
+            plan = read_plan(layout)
+        self.world_size = plan.topology.world_size if plan else 1
+        self._foresight = plan and plan.foresight
+        self._cards = {each.uuid: f"GPU {each.index}" for each in plan.cards} if plan else {}
         self._attempt: AttemptLayout | None = None
         self._beats: Heartbeats | None = None
         self._next_state = 0.0
         self._records: dict[int, RankRecord] = {}
         self._log_seen: tuple[Path, int] | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks, by the plan."""
-        found = self._topology.get("world_size")
-        return found if isinstance(found, int) and found > 0 else 1
 
     def read(self) -> None:
         """Look at everything that may have changed."""
@@ -144,25 +141,27 @@ class LiveRun:
         return "no heartbeat" if record and record.host == os.uname().nodename else "on another host"
 
     def _memory(self) -> Iterator[Memory]:
-        figures = [self._foresight.get(name) for name in ("limit", "total", "host_limit", "host")]
-        limit, foreseen, host_limit, host = (int(each) if isinstance(each, int | float) else 0 for each in figures)
+        known = self._foresight
+        limit, foreseen = (known.limit, known.total) if known else (0, 0)
         if self._cards:
             for card in self._latest_cards():
                 name, used, busy = (card.get(key) for key in ("uuid", "memory_bytes", "utilization"))
                 if name in self._cards and isinstance(used, int):
                     yield Memory(self._cards[name], used, limit, foreseen, busy if isinstance(busy, int) else None)
         elif resident := [each.memory for each in self.ranks if each.memory]:
-            yield Memory(f"of {pluralize(len(resident), 'rank')}", sum(resident), host_limit, host)
+            of_host = (known.host_limit, known.host) if known else (0, 0)
+            yield Memory(f"of {pluralize(len(resident), 'rank')}", sum(resident), *of_host)
         elif curve := self.history.curves.get("memory_bytes"):
             peak = max((each for each in curve.values if each is not None), default=0)
             yield Memory("of rank 0, peak", int(peak), limit, foreseen)
 
     def _latest_cards(self) -> list[Mapping[str, Any]]:
         """The latest sample; of a run that has ended the peaks."""
-        if self.state.is_over and (peaks := read_json(self.layout.summary).get("gpu_memory_occupied")):
+        peaks = read_json(self.layout.summary).get("gpu_memory_occupied") if self.state.is_over else None
+        if isinstance(peaks, dict):
             return [{"uuid": uuid, "memory_bytes": used} for uuid, used in peaks.items()]
         for line in reversed(read_end(self.layout.cards, CARDS_BYTES).splitlines()):
-            with contextlib.suppress(ValueError, AttributeError):  # incomplete
+            with contextlib.suppress(ValueError, AttributeError, TypeError):  # incomplete
                 return [each for each in parse_json(line).get("cards") or () if isinstance(each, Mapping)]
         return []
 
