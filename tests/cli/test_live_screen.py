@@ -256,6 +256,14 @@ def test_text_of_others_is_shown_as_it_is_and_never_obeyed(tmp_path: Path) -> No
     show(layout, size=(120, 40), steps=steps)
 
 
+def test_a_state_that_somebody_has_made_up_is_not_obeyed_either(tmp_path: Path) -> None:
+    run = LiveRun(made_run(tmp_path, outcome="\x1b]0;t\x07queer_state"))
+    run.read()
+    shown = drawing.header(run, "", 100).plain
+    assert "queer state" in shown
+    assert shown.isprintable()
+
+
 def test_a_failed_run_shows_the_log_of_the_rank_that_failed(tmp_path: Path) -> None:
     layout = made_run(tmp_path, failure="rank", why="rank 1 ran out of memory", exit_code=1, rank=1)
     layout.attempt(1).log(1, "err").write_text("Traceback\nOutOfMemoryError: " + "x" * 100 + " the end\n")

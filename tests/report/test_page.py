@@ -167,11 +167,13 @@ def test_numbers_that_no_float_holds_are_left_out(make_run: MakeRun, info: Info)
         {"step": huge, "loss": 1.0},
     ]
     summary = {"final_loss": huge, "best_value": huge, "best_step": huge, "samples_per_second": huge, "eval_loss": huge}
+    summary["gpu_memory_occupied"] = {"GPU-1": huge}
     layout = make_run("one", metrics, summary=summary)
     (layout.root / "predictions.jsonl").write_text(
         json.dumps({"sample": huge, "loss": huge}) + "\n" + '{"loss": NaN}\n'
     )
-    layout.cards.write_text(json.dumps({"time": huge, "cards": [{"memory_bytes": huge, "utilization": huge}]}) + "\n")
+    card = {"memory_bytes": huge, "utilization": huge}
+    layout.cards.write_text("".join(f"{json.dumps({'time': at, 'cards': [card]})}\n" for at in (ENDED - 59.9, huge)))
     assert json.loads(shown(info(layout)).data)["charts"][0]["series"][0]["y"] == [1, 2, 3, None]
 
 

@@ -133,9 +133,9 @@ def _of_cards(layout: RunLayout, times: Curve) -> dict[str, Curve]:
             break
         step = times.steps[place]
         for card in (each for each in cards if isinstance(each, dict)):
-            if isinstance(used := card.get("memory_bytes"), int):
+            if (used := whole(card.get("memory_bytes"))) is not None:
                 memory[step] = max(memory.get(step, 0), used)
-            if isinstance(share := card.get("utilization"), int):
+            if (share := whole(card.get("utilization"))) is not None:
                 busy.setdefault(step, []).append(share)
     return {
         "gpu_memory": Curve([*memory], [*memory.values()]),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainkit import __version__
-from trainkit.decode import finite
+from trainkit.decode import finite, whole
 from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
@@ -180,7 +180,8 @@ def facts(run: Collected) -> Iterator[tuple[str, str]]:
         if value:
             yield name, format_rate(value)
     occupied = summary.get("gpu_memory_occupied")
-    used = [each for each in occupied.values() if isinstance(each, int)] if isinstance(occupied, Mapping) else []
+    known = map(whole, occupied.values()) if isinstance(occupied, Mapping) else ()
+    used = [each for each in known if each is not None]
     if (memory := max(used, default=standing.memory_bytes)) is not None:
         yield "GPU memory occupied" if used else "Peak memory", format_memory(memory)
     world, strategy = run.start.get("world_size") or summary.get("world_size"), info.launched.get("strategy", "")

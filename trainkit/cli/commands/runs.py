@@ -22,6 +22,7 @@ from typer import Argument, Option
 
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
+from trainkit.decode import finite
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
 from trainkit.text import (
@@ -399,8 +400,8 @@ def shown_value(value: Any) -> str:
 
 def relative_change(first: Any, second: Any) -> str:
     """``+12.5%`` from the first number to the second; empty where either is none."""
-    numbers = [each for each in (first, second) if isinstance(each, int | float) and not isinstance(each, bool)]
-    return f"{(second - first) / abs(first):+.1%}" if len(numbers) == 2 and first else ""
+    before, after = finite(first), finite(second)
+    return f"{(after - before) / abs(before):+.1%}" if before and after is not None else ""
 
 
 @app.command("prune", cls=Command)

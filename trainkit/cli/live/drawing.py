@@ -21,7 +21,7 @@ from trainkit.cli.diagnostics import one_line
 from trainkit.cli.live.reading import LiveRun, Memory, Rank
 from trainkit.colour import STATES, STYLES
 from trainkit.metrics import PREFIX
-from trainkit.runner.report.history import PHASE, Curve
+from trainkit.runner.report.history import NO_CHART, PHASE, Curve
 from trainkit.text import format_duration, format_memory, format_rate, format_seconds, pluralize
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")  # of curves, in this order
@@ -36,8 +36,7 @@ TITLES: Mapping[str, str] = {
 }
 PHASES = "seconds by phase"
 SCALES: Mapping[str, float] = {"memory_bytes": 2**-30}
-# Said elsewhere: the loss has the evaluation's in its chart, and times without their steps say nothing.
-WITHOUT_CHART = frozenset({f"{PREFIX}loss", f"{PREFIX}seconds", "seconds"})
+WITHOUT_CHART = NO_CHART | {f"{PREFIX}loss"}  # the evaluation's loss is in the chart of the loss
 BRAILLE = "⣿"  # stands for all characters of Braille
 # The bits of a character of Braille by four dots in its left or right half, counted from the top.
 LEFT, RIGHT = (
@@ -259,16 +258,12 @@ def header(run: LiveRun, style: str, width: int, _height: int = 1, *, longest_ba
     text = Text(no_wrap=True)
     text.append("■ " if style else "", style)
     text.append(run.name, "bold").append(f" {run.short_id}  ", "dim")
-    text.append(state.title, STYLES[STATES.get(state.word, "title")])
+    text.append(one_line(state.title), STYLES[STATES.get(state.word, "title")])
     text.append(f"  attempt {state.attempt}" if state.attempt > 1 else "")
-    tail = ""
-    if progress.total:
-        tail = f"step {progress.step}/{progress.total}"
-        remaining = progress.remaining(time.monotonic())
-        if remaining is not None and not state.is_over:
-            tail += f"  {format_duration(remaining)} left"
-    elif progress.step:
-        tail = f"step {progress.step}"
+    tail = progress.position if progress.total or progress.step else ""
+    remaining = progress.remaining(time.monotonic())
+    if remaining is not None and not state.is_over:
+        tail += f"  {format_duration(remaining)} left"
     room = width - text.cell_len - len(tail) - 4
     if progress.total and room >= 8 and longest_bar:
         text.append(f"  {bar(progress.step / progress.total, min(room, longest_bar))}", "cyan")

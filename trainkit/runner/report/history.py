@@ -12,10 +12,12 @@ from types import NoneType
 from typing import Any
 
 from trainkit.decode import finite, whole
+from trainkit.metrics import PREFIX
 from trainkit.runner.report.progress import Progress, Tail
 
 PHASE = "phases."  # before the name of a phase: seconds of it in a step
 NUMBERS = (float, int, NoneType)  # of JSON, without true and false
+NO_CHART = frozenset({"seconds", f"{PREFIX}seconds"})  # times without their steps say nothing
 NO_CURVES = frozenset({"step", "elapsed", "event"})
 
 

@@ -153,6 +153,11 @@ class Progress:
         return max(0.0, steps + evaluations * self.evaluation_seconds - (now - self.seen))
 
     @property
+    def position(self) -> str:
+        """``step 20/300``, or ``step 20`` where the last one is unknown."""
+        return f"step {self.step}/{self.total}" if self.total else f"step {self.step}"
+
+    @property
     def following(self) -> str:
         """What the run does now beside its steps, or does next: ``evaluating``, ``evaluation at step 200``."""
         if self.phase in NOW:
@@ -280,11 +285,10 @@ class Relay:
 
 def live_line(progress: Progress, now: float, width: int) -> str:
     """The line for a terminal of this width. In a narrow one the bar is dropped, and the parts wrap into more rows."""
-    head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
     remaining = progress.remaining(now)
     left = [f"{format_duration(remaining)} left"] if remaining is not None else []
     loss, *rest = _parts(progress.latest) if progress.latest else [""]
-    parts = [part for part in (head, loss, *left, *rest, progress.following) if part]
+    parts = [part for part in (progress.position, loss, *left, *rest, progress.following) if part]
     if progress.total:
         filled = min(BAR, BAR * progress.step // progress.total)
         whole = f"[{'#' * filled}{'.' * (BAR - filled)}] {'  '.join(parts)}"
