@@ -65,6 +65,7 @@ class Collected:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     times: Curve = field(default_factory=Curve)
     start: Mapping[str, Any] = field(default_factory=dict)
+    first_step: int = 0  # after which it began
     plan: str = ""
     recipe: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +92,7 @@ def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
         {**_of_trainer(plan, info), **history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
         history.times,
         history.start,
+        history.first_step,
         shown,
         _masked(recipe),
         {key: mask_values(json.dumps(value)) for key, value in recipe_values(layout).items()},
@@ -116,7 +118,7 @@ def labels_of(infos: Sequence[RunInfo]) -> list[str]:
 def _of_steps(history: History) -> dict[str, Curve]:
     """The time of a step: a record may be of several."""
     curve, found = history.curves.get("seconds", Curve()), Curve()
-    for before, step, seconds in zip([0, *curve.steps], curve.steps, curve.values, strict=False):
+    for before, step, seconds in zip([history.first_step, *curve.steps], curve.steps, curve.values, strict=False):
         found.add(step, None if seconds is None else seconds / max(1, step - before))
     return {"step_seconds": found}
 
@@ -173,7 +175,7 @@ def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
 
 
 def _failures(layout: RunLayout, state: RunState) -> Iterator[tuple[str, str]]:
-    """What was said of the run at its end, and of each attempt the last lines of other ranks that failed."""
+    """Title and text of each failure: the run's reason, then the last lines of other ranks that failed by attempt."""
     attempts, status, told = layout.attempts, read_json(layout.status), None
     if attempts and status.get("failure"):
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged, or of another version

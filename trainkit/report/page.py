@@ -216,7 +216,7 @@ def _curves(runs: Sequence[Collected], *, charts: bool) -> Iterator[str]:
 
 def _phases(runs: Sequence[Collected]) -> Iterator[str]:
     """A bar for each run, as long as its step compared with the longest, and the seconds in a table."""
-    found = [phase_seconds(run.curves, _first_step(run)) for run in runs]
+    found = [phase_seconds(run.curves, run.first_step) for run in runs]
     names = [name for name in PHASES if name not in _OTHER and any(each.get(name) for each in found)]
     whole = [sum(each.get(name, 0.0) for name in names) for each in found]
     if not names or not max(whole):
@@ -244,11 +244,6 @@ def _phases(runs: Sequence[Collected]) -> Iterator[str]:
         )
         rows.append((f'<td class="name">{square} {_e(name)}</td>', *cells))
     yield _table(("Phase", *(run.label if len(runs) > 1 else "Time" for run in runs)), rows)
-
-
-def _first_step(run: Collected) -> int:
-    first = run.start.get("first_step")
-    return first if isinstance(first, int) and len(run.standing.run.layout.attempts) < 2 else 0
 
 
 def _seconds(value: float) -> str:

@@ -116,7 +116,7 @@ def list_runs(  # noqa: PLR0917 - a command's options
 
 
 def condition(text: str) -> Callable[[Standing], bool]:
-    """What a `--filter` asks of a run. Raises UsageError for what it cannot be."""
+    """The condition of a `--filter`. Raises UsageError for an unknown field or state, or a value of the wrong type."""
     from trainkit.colour import STATES
     from trainkit.recipe.suggestions import did_you_mean
     from trainkit.schedulers.jobs.standing import FIELDS, TEXTS
@@ -365,7 +365,7 @@ def diff(
 
 
 def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
-    """In what two runs differ at their ends, or so far."""
+    """Differences between the results of two runs, at their ends or so far."""
     from trainkit.runner.report.difference import compared
 
     def known(standing: Standing) -> dict[str, Any]:

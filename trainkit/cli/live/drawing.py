@@ -1,7 +1,7 @@
 """The parts of the screen, each drawn into so many columns and rows: curves, memory, ranks, the end of a log.
 
-Curves are drawn here in dots of Braille: a screen is to take two hundredths of a core, and plotext takes as long for
-one chart (17 to 29 ms of noise) as is taken here for a screen of four (24 ms, on the same machine).
+Curves are drawn in dots of Braille by this module: a screen may use 2 % of a core, and plotext needs as long for one
+chart of noise (17 to 29 ms) as this module for four (24 ms, on the same machine).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FEW_COLUMNS = 20
 
 
 class Look(NamedTuple):
-    """colours: whether there are any. braille: whether the terminal has the characters."""
+    """What the terminal can show. colours: any at all. braille: the characters of Braille."""
 
     colours: bool = True
     braille: bool = True

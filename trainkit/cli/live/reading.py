@@ -1,4 +1,4 @@
-"""What is known of a run at one moment, read again and again from outside: nothing is written, no signal is sent."""
+"""One run as `watch` reads it, again and again, from outside: nothing is written, no signal is sent."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class LiveRun:
         self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
 
     def read_files(self) -> None:
-        """What its files and heartbeats have beside that."""
+        """Its metrics, heartbeats, memory and log."""
         now = time.monotonic()
         beats = self._beats.read() if self._beats and not self.state.is_over else {}
         self.history.read()
@@ -194,7 +194,7 @@ class LiveRun:
 
     @property
     def outlook(self) -> str:
-        """What comes next, or what the run waits for; of one that is over why it ended, and the next command."""
+        """The next event, or what the run waits for; of a run that is over its exit code, duration and reason."""
         state, progress = self.state, self.history.progress
         if not self.looks:
             return "reading its files"
@@ -216,7 +216,7 @@ class LiveRun:
         return ""
 
     def _waits_for(self) -> str:
-        """Of a run without a step."""
+        """What a run without a step is doing."""
         if doing := next((each.doing for each in self.ranks if each.doing), ""):
             return f"no step yet; rank {self.ranks[0].number}: {doing}"
         if self._attempt is not None:
@@ -236,7 +236,7 @@ def _resident(pid: int) -> int:
 
 
 def _size_and_time(path: Path) -> Iterator[tuple[int, float]]:
-    """Of a file that has anything in it."""
+    """Of a file; nothing for one that is missing or empty."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         if found.st_size:

@@ -1,4 +1,4 @@
-"""In what two runs differ before they start: their recipes, their plans, and the environments they ran in."""
+"""Differences between two runs: their recipes, plans and environments."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ class Curve:
     values: list[float | None] = field(default_factory=list)
 
     def add(self, step: int, value: float | None) -> None:
-        """The value of a later step; of one that is there, nothing changes."""
+        """Add the value of a later step; a step that has a value keeps it."""
         if not self.steps or self.steps[-1] < step:
             self.steps.append(step)
             self.values.append(value)
 
     def cut(self, step: int) -> None:
-        """Forget what is behind a step: training has gone back to it."""
+        """Drop the values after a step: training has gone back to it."""
         keep = bisect_right(self.steps, step)
         del self.steps[keep:], self.values[keep:]
 
@@ -43,20 +43,22 @@ class Curve:
 class History:
     """The metrics of one run, read from where they were left.
 
-    start: the latest start record, with what the trainer says of itself. curves: by the names of the metrics (`loss`,
+    start: the latest start record, with what the trainer says of itself. first_step: after which the run began, which
+    is not 0 where it goes on from another run's checkpoint. curves: by the names of the metrics (`loss`,
     `eval_loss`, `learning_rate`, `samples_per_second`, …) and `phases.<phase>`. progress: as in the console.
     A restart from a checkpoint replaces what lay behind that.
     """
 
     def __init__(self, metrics: Path) -> None:
         self.start: Mapping[str, Any] = {}
+        self.first_step = 0
         self.curves = defaultdict[str, Curve](Curve)
         self.times = Curve()
         self.progress = Progress()
         self._tail = Tail(metrics, kept=False)
 
     def read(self) -> bool:
-        """Take what is new; whether there was anything."""
+        """Read what is new; False if there was nothing."""
         any_new = False
         for record in self._tail.records():
             any_new = True
@@ -72,6 +74,8 @@ class History:
         before = self.progress.logged
         self.progress = self.progress.take(record, time.monotonic())
         if record.get("event") == "start":
+            if not self.start:
+                self.first_step = self.progress.logged
             self.start = record
             for curve in (self.times, *self.curves.values()):
                 curve.cut(self.progress.logged)

@@ -23,8 +23,8 @@ from trainkit.schedulers.jobs.run_state import Jobs, RunState, state_of
 class Standing:
     """How a run stands at one moment. What is not known is None, as is what is infinite or not a number.
 
-    step, total: the latest step that is done, and the last one. loss: of the latest logged step. diverged: that is no
-    finite number. evaluation: name and value of the number that decides (`headline`). left: seconds to the end.
+    step, total: the latest step that is done, and the last one. loss: of the latest logged step. diverged: it is not
+    finite. evaluation: name and value of the number that decides (`headline`). left: seconds to the end.
     memory_bytes: of rank 0 while it runs, then the peak of the largest rank. phase: of rank 0, on this machine.
     """
 
@@ -119,7 +119,8 @@ TEXTS = ("name", "state", "program", "strategy", "launcher", "host")  # the othe
 def standing_of(run: RunInfo, jobs: Jobs | None = None) -> Standing:
     """How a run stands now. jobs: what was asked of the schedulers before.
 
-    Of a run that is over its summary tells; of any other its metrics, and the heartbeat where it runs on this machine.
+    The figures of a run that is over are those of its summary; of any other they are read from its metrics, and from
+    its heartbeat if it runs on this machine.
     """
     standing = Standing(run, state_of(run.layout, jobs))
     if standing.state.is_over and run.summary and standing.state.word != "lost":  # that would be an earlier start's
