@@ -61,7 +61,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=DEFAULT CPUs=4 RealMemory=8000 {gres} State=UNKNOWN
 {nodes}
-NodeName=big[1-8] CPUs=224 RealMemory=2000000 Gres=gpu:8 State=CLOUD
+NodeName=big[1-8] NodeAddr=127.0.0.[11-18] CPUs=224 RealMemory=2000000 Gres=gpu:8 State=CLOUD
 PartitionName=DEFAULT Nodes=tk[1-{count}] DefMemPerCPU=1000 MaxTime=60 DefaultTime=10 State=UP
 PartitionName=main Default=YES PriorityTier=10 PreemptMode=REQUEUE GraceTime=10
 PartitionName=high PriorityTier=100 PreemptMode=OFF
