@@ -166,8 +166,8 @@ def test_numbers_that_no_float_holds_are_left_out(make_run: MakeRun, info: Info)
         {"step": 4, "loss": huge, "elapsed": huge, "phases": {"forward": huge}},
         {"step": huge, "loss": 1.0},
     ]
-    summary = {"final_loss": huge, "best_value": huge, "best_step": huge, "samples_per_second": huge, "eval_loss": huge}
-    summary["gpu_memory_occupied"] = {"GPU-1": huge}
+    names = ("final_loss", "best_value", "best_step", "samples_per_second", "eval_loss")
+    summary = {**dict.fromkeys(names, huge), "gpu_memory_occupied": {"GPU-1": huge}}
     layout = make_run("one", metrics, summary=summary)
     (layout.root / "predictions.jsonl").write_text(
         json.dumps({"sample": huge, "loss": huge}) + "\n" + '{"loss": NaN}\n'

@@ -41,7 +41,7 @@ Run = Annotated[
 Runs = Annotated[
     list[str] | None,
     Argument(
-        metavar="[RUN]...",
+        metavar="RUN",
         help="Run directories, ids, names (the newest run of each) or jobs' numbers. Default: the newest run.",
     ),
 ]
