@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -165,32 +165,25 @@ def standings_table(standings: Sequence[Standing]) -> str:
     def painted(cell: str) -> str:
         return colour.paint(cell, STATES.get(cell.strip().replace(" ", "_"), "title"))
 
-    cells = {
-        "ID": [each.run.layout.short_id for each in standings],
-        "NAME": [each.run.layout.name for each in standings],
-        "STATE": [each.state.title for each in standings],
-        "EXIT": ["" if each.exit_code is None else str(each.exit_code) for each in standings],
-        "STEPS": [described_steps(each) for each in standings],
-        "LOSS": [described_loss(each) for each in standings],
-        "EVALUATION": [described_evaluation(each) for each in standings],
-        "TIME": [described_time(each) for each in standings],
-        "AGE": [format_age(time.time() - each.run.started) if each.run.started else "" for each in standings],
-        "RATE": [described_rate(each) for each in standings],
-        "PROGRAM": [each.run.program for each in standings],
-        "STRATEGY": [each.run.launched.get("strategy", "") for each in standings],
-        "LAUNCHER": [each.run.launched.get("launcher", "") for each in standings],
-        "RUN": [str(each.run.layout.root) for each in standings],
-    }
-    shortened: dict[str, tuple[int, Literal["start", "end"]]] = {
-        "NAME": (10, "start"),
-        "EVALUATION": (8, "end"),
-        "PROGRAM": (12, "start"),
-        "RUN": (24, "end"),
-    }
-    columns = []
-    for head, texts in cells.items():
-        least, keeps = shortened.get(head, (0, "start"))
-        columns.append(Column(head, [*map(one_line, texts)], least, keeps, painted if head == "STATE" else str))
+    def column(head: str, cell: Callable[[Standing], str], least: int = 0, **how: Any) -> Column:
+        return Column(head, [one_line(cell(each)) for each in standings], least, **how)
+
+    columns = [
+        column("ID", lambda each: each.run.layout.short_id),
+        column("NAME", lambda each: each.run.layout.name, 10),
+        column("STATE", lambda each: each.state.title, paint=painted),
+        column("EXIT", lambda each: "" if each.exit_code is None else str(each.exit_code)),
+        column("STEPS", described_steps),
+        column("LOSS", described_loss),
+        column("EVALUATION", described_evaluation, 8, keeps="end"),
+        column("TIME", described_time),
+        column("AGE", lambda each: format_age(time.time() - each.run.started) if each.run.started else ""),
+        column("RATE", described_rate),
+        column("PROGRAM", lambda each: each.run.program, 12),
+        column("STRATEGY", lambda each: each.run.launched.get("strategy", "")),
+        column("LAUNCHER", lambda each: each.run.launched.get("launcher", "")),
+        column("RUN", lambda each: str(each.run.layout.root), 24, keeps="end"),
+    ]
     return fitted_table(columns, _NEEDED, _EXTRA, shutil.get_terminal_size((0, 0)).columns or None)
 
 
