@@ -31,7 +31,7 @@ from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import headline
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.supervisor.processes import STOP, die_with_parent, handled
-from trainkit.text import MIB, format_duration
+from trainkit.text import MIB, format_duration, format_measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -570,8 +570,8 @@ def _cells(row: VariantRow, evaluations: Sequence[Figure], others: Mapping[str, 
         (row.speed, "{:.2f}".format),
         (row.memory_bytes, lambda value: f"{value / MIB:,.0f} MiB"),
         (row.memory, "{:.2f}".format),
-        (row.median("final_loss"), "{:.4f}".format),
-        *((row.median(each), "{:.4f}".format) for each in evaluations),
+        (row.median("final_loss"), format_measure),
+        *((row.median(each), format_measure) for each in evaluations),
     )
     cells = ("-" if value is None else text(value) for value, text in figures)
     return (row.name, *cells, *((others.get(row.name, ""),) if others else ()))

@@ -80,6 +80,11 @@ def format_rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
+def format_measure(value: float) -> str:
+    """A loss or a metric: ``2.5671``; one that has exploded without its many digits, ``5.185e+21``."""
+    return f"{value:.4f}" if abs(value) < 1e7 else f"{value:.4g}"
+
+
 def format_memory(value: float) -> str:
     """Bytes as MiB or GiB."""
     return f"{value / MIB:.0f} MiB" if value < 10 * GIB else f"{value / GIB:.1f} GiB"
@@ -151,7 +156,9 @@ def fitted_table(columns: Sequence[Column], needed: Sequence[str], extra: Sequen
     """
     kept = [each for each in columns if any(each.cells)]
     widths = {each.head: max(map(len, (each.head, *each.cells))) for each in kept}
-    least = {each.head: min(each.least or widths[each.head], widths[each.head]) for each in kept}
+    # A head is never shortened.
+    shortest = {each.head: max(each.least, len(each.head)) if each.least else widths[each.head] for each in kept}
+    least = {head: min(shortest[head], widths[head]) for head in widths}
     by_importance = [head for head in reversed((*needed, *extra)) if head in widths]
     for at, head in enumerate(by_importance if width is not None else ()):
         full = by_importance[at + 1 :] if head in extra else ()

@@ -267,6 +267,9 @@ def test_a_state_that_somebody_has_made_up_is_not_obeyed_either(tmp_path: Path) 
 def test_a_failed_run_shows_the_log_of_the_rank_that_failed(tmp_path: Path) -> None:
     layout = made_run(tmp_path, failure="rank", why="rank 1 ran out of memory", exit_code=1, rank=1)
     layout.attempt(1).log(1, "err").write_text("Traceback\nOutOfMemoryError: " + "x" * 100 + " the end\n")
+    layout.attempt(1).log(1, "out").write_text("written later than the error\n")
+    later = layout.attempt(1).log(1, "err").stat().st_mtime + 1
+    os.utime(layout.attempt(1).log(1, "out"), (later, later))
 
     async def steps(shown: Shown) -> None:
         assert "small 1ceb19  failed" in shown.text
@@ -299,6 +302,38 @@ def test_a_run_without_a_step_says_what_it_waits_for(tmp_path: Path) -> None:
         assert "no step yet: the ranks are being started" in shown.text
         assert "no values yet" in shown.text
         assert "none of 2 ranks is recorded" in shown.text
+
+    show(layout, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("builtin", "no values"),
+        ("hf", "no curves here: `trainkit report 1ceb19` draws those of Trainer's log"),
+        ("torch", "no curves: only the built-in trainer and Trainer log metrics"),
+    ],
+)
+def test_an_ended_run_without_curves_promises_none(tmp_path: Path, program: str, text: str) -> None:
+    layout = made_run(tmp_path, steps=0)
+    layout.plan.write_text(json.dumps(plan_to_json(replace(PLAN, program=Choice(program, "")))))
+
+    async def steps(shown: Shown) -> None:
+        assert f"  {text}\n" in f"{shown.text}\n"
+        assert "yet" not in shown.text
+
+    show(layout, steps=steps)
+
+
+def test_of_ranks_whose_heartbeat_cannot_be_read_no_step_is_denied(tmp_path: Path) -> None:
+    layout = running(made_run(tmp_path, steps=0))
+    record = {"rank": 0, "local_rank": 0, "host": "elsewhere", "wrapper_pid": 1}
+    (layout.attempt(1).root / "ranks").mkdir()
+    (layout.attempt(1).root / "ranks" / "rank-0.json").write_text(json.dumps(record))
+
+    async def steps(shown: Shown) -> None:
+        assert "its step is not known here; rank 0: on another host" in shown.text
+        assert "no step yet" not in shown.text
 
     show(layout, steps=steps)
 
@@ -457,7 +492,7 @@ def test_without_a_terminal_a_run_that_is_over_is_told_once(tmp_path: Path, trai
     lines = told.stdout.splitlines()
     assert (
         lines[0]
-        == "one 1ceb19  done  step 30/40  loss 2.0333  evaluation 2.5000  4321 tokens/s  exit code 0, after 1:00"
+        == "one 1ceb19  done  step 30/40  loss 2.0333  evaluation loss 2.5000  4321 tokens/s  exit code 0, after 1:00"
     )
     assert "memory of rank 0, peak 1024 MiB" in lines[1]
     assert sum(line.startswith("log of rank 0") for line in lines) == 2

@@ -75,7 +75,7 @@ def test_a_run_here_is_looked_at_asked_to_save_and_ended(folder: Path) -> None:
     assert (again.returncode, "is cancelled" in again.stderr) == (2, True)
     assert call("logs", "--all", "--rank", "0").returncode == 2
     for words, said in ((("--rank", "1"), "its only rank is 0"), (("--node", "1"), "its only node is 0"),
-                        (("--attempt", "2"), "its attempts are 1")):  # fmt: skip
+                        (("--attempt", "2"), "its only attempt is 1")):  # fmt: skip
         absent = call("logs", *words)
         assert (absent.returncode, said in absent.stderr) == (2, True), absent.stderr
     assert call("logs", "--rank", "0", "--attempt", "1").stdout == "here\nsaved\n"

@@ -126,6 +126,7 @@ def test_runs_are_filtered_sorted_and_limited(root: Path, trainkit: Trainkit) ->
     assert found(trainkit, "--sort", "-loss") == ["aabb22", "cccc33", "aaaa11", "dddd44"]  # unknown is last here too
     assert found(trainkit, "--sort", "-steps", "--limit", "1") == ["aaaa11"]
     assert "these conditions hold for none of the runs" in trainkit("runs", "list", "--filter", "loss<1").stdout
+    assert trainkit("runs", "list", "nosuch").stdout == "no runs named nosuch in runs\n"
 
 
 @pytest.mark.usefixtures("root")
@@ -137,6 +138,9 @@ def test_runs_are_filtered_sorted_and_limited(root: Path, trainkit: Trainkit) ->
         (("--filter", "failed"), "write FIELD=VALUE"),
         (("--filter", "name<x"), "write name=VALUE"),
         (("--filter", "loss<x"), "x is no number"),
+        (("--filter", "loss=nan"), "nan is no number"),
+        (("--filter", "loss"), "write FIELD=VALUE"),
+        (("--filter", ""), "--filter '' is no condition"),
         (("--sort", "-lss"), "did you mean loss?"),
     ],
 )
@@ -160,6 +164,17 @@ def test_a_list_fits_its_terminal_and_paths_keep_their_end(trainkit: Trainkit, w
         assert "accuracy 0.9150" in lines[1]
     if "RUN" in heads:
         assert lines[1].endswith("20260101-000000-aaaa11")
+
+
+@pytest.mark.parametrize("width", range(60, 130, 7))
+def test_columns_stay_below_their_heads_where_cells_are_shortened(root: Path, trainkit: Trainkit, width: int) -> None:
+    measured = {"final_loss": 3.0, "metrics": {"perplexity": 20.7152}}
+    make_run(root, "efficiency-table-small", "20260104-000000-dddd44", steps=1000, total_steps=1000, **measured)
+    head, *lines = trainkit("runs", "list", environ={"COLUMNS": str(width)}).stdout.splitlines()
+    starts = [found.start() for found in re.finditer(r"(?<=  )\S", head)]
+    assert starts
+    for line in lines:
+        assert [line[start - 2 : start] for start in starts] == ["  "] * len(starts), line
 
 
 def test_a_pipe_gets_every_column_and_whole_paths(root: Path, trainkit: Trainkit) -> None:

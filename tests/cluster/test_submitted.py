@@ -190,7 +190,7 @@ def test_a_run_that_is_cancelled_before_it_began_is_cancelled(cluster: Cluster, 
         run.until(lambda: read_json(run.folder / "status.json").get("state") == "starting", "an attempt")
     cancelled = cluster.trainkit("cancel", "r")
     assert cancelled.returncode == 0, cancelled.stderr
-    run.until(lambda: run.field("JobState") not in {"PENDING", "RUNNING", "COMPLETING"}, "the end", 30)
+    run.until(lambda: run.field("JobState") not in {"PENDING", "RUNNING", "COMPLETING"}, "the end")
     assert (run.state("state"), run.state("exit_code")) == ("cancelled", 143), run.state("why")
 
 

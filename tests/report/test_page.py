@@ -235,6 +235,15 @@ def test_runs_beside_each_other_show_the_keys_that_differ(make_run: MakeRun, inf
     assert row in text
 
 
+def test_a_run_without_phases_beside_one_with_them_has_no_time_of_a_step(make_run: MakeRun, info: Info) -> None:
+    silent = [{name: value for name, value in each.items() if name != "phases"} for each in records(3, float)]
+    layouts = [make_run("timed", records(3, float)), make_run("silent", silent, number=1)]
+    text = page([collect(info(each), each.name, {}) for each in layouts], "two")
+    bars = re.findall(r'<p class="bar">.*?</svg>(.*?)</p>', text)
+    assert bars == ["timed: 61 ms a step", "silent: no phases recorded"]
+    assert text.count('<svg class="phases"') == 1
+
+
 def test_a_run_that_goes_on_says_so_and_how_far_it_is(make_run: MakeRun, info: Info) -> None:
     layout = make_run("one", [*records(8, float)][:5])
     layout.status.write_text(json.dumps({"state": "running", "attempt": 1, "started": ENDED}))

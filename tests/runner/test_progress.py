@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,12 @@ def test_plain_lines_show_steps_and_evaluations_and_nothing_else() -> None:
     measured = {"step": 20, "eval_loss": 4.0, "eval_accuracy": 0.5, "eval_seconds": 1.0}
     assert plain_line(progress, measured) == "step 20/300  evaluation loss 4.0000  accuracy 0.5000"
     assert plain_line(progress, START) == ""
+
+
+def test_a_measure_that_has_exploded_is_shown_without_its_many_digits() -> None:
+    assert plain_line(Progress(40), {"step": 2, "loss": 1e308}) == "step 2/40  loss 1e+308"
+    evaluated = {"step": 2, "eval_loss": 50.0, "eval_perplexity": math.exp(50)}
+    assert plain_line(Progress(40), evaluated) == "step 2/40  evaluation loss 50.0000  perplexity 5.185e+21"
 
 
 def test_a_torn_last_line_waits_for_its_rest_and_a_broken_one_is_skipped(tmp_path: Path) -> None:

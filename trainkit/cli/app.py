@@ -75,7 +75,7 @@ COMMANDS: Mapping[str, Entry] = {
     "status": Entry("jobs:status", Command, "Look", "Show a run's state: queued, running, or how it ended."),
     "watch": Entry("watch:watch", Command, "Look", "Watch runs on a screen: curves, memory, ranks, logs."),
     "logs": Entry("jobs:logs", Command, "Look", "Show or follow a run's output."),
-    "runs": Entry("runs:app", CommandGroup, "Look", "List, show and prune run directories."),
+    "runs": Entry("runs:app", CommandGroup, "Look", "List, show, compare and prune run directories."),
     "report": Entry("report:report", Command, "Look", "Write a page about runs: curves, predictions, plan, recipe."),
     "dump": Entry("runs:dump", Command, "Look", "Show the stacks of all ranks of a running run."),
     "submit": Entry(
@@ -254,7 +254,7 @@ def usage_error(error: Any) -> UsageError:
     if type(error).__name__ == "NoArgsIsHelpError":
         return UsageError(())
     message, context = _ADVICE.sub("", error.format_message()).rstrip(". "), error.ctx
-    hint = f"`{context.command_path if context else 'trainkit'} --help` lists them"
+    hint = f"`{context.command_path if context else 'trainkit'} --help` shows what it takes"
     unknown = _WORD.search(message)
     if unknown and context and message.startswith("No such"):
         from trainkit.recipe.suggestions import did_you_mean

@@ -18,7 +18,7 @@ from trainkit.decode import finite, whole
 from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
-from trainkit.text import format_duration, format_memory, format_rate, pluralize, strip_control
+from trainkit.text import format_duration, format_measure, format_memory, format_rate, pluralize, strip_control
 
 # In the first bytes of every page: a file without it is somebody else's.
 MARK = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="trainkit report">'
@@ -171,11 +171,11 @@ def facts(run: Collected) -> Iterator[tuple[str, str]]:
     losses = {"Final loss" if standing.state.is_over else "Loss": standing.loss}
     for name, value in (losses | {f"Evaluation {name}": value for name, value in measured.items()}).items():
         if value is not None:
-            yield name, f"{value:.4f}"
+            yield name, format_measure(value)
     if standing.diverged:
         yield "Loss", "not finite"
     if (best := finite(summary.get("best_value"))) is not None:
-        yield f"Best {summary.get('best_metric')}", f"{best:.4f} at step {summary.get('best_step')}"
+        yield f"Best {summary.get('best_metric')}", f"{format_measure(best)} at step {summary.get('best_step')}"
     for name, value in (("Samples/s", standing.samples_per_second), ("Tokens/s", standing.tokens_per_second)):
         if value:
             yield name, format_rate(value)
@@ -224,7 +224,10 @@ def _phases(runs: Sequence[Collected]) -> Iterator[str]:
     yield '<p class="dim">Mean of a step of rank 0, evaluations and checkpoints spread over all steps.</p>'
     for number, (run, each, seconds) in enumerate(zip(runs, found, whole, strict=True)):
         if len(runs) > 1:
-            yield f'<p class="bar">{_swatch(number)}{_e(run.label)}: {_seconds(seconds)} a step</p>'
+            told = f"{_seconds(seconds)} a step" if seconds else "no phases recorded"
+            yield f'<p class="bar">{_swatch(number)}{_e(run.label)}: {told}</p>'
+        if not seconds:
+            continue
         ends = [
             1000 * sum(each.get(name, 0.0) for name in names[:place]) / max(whole) for place in range(len(names) + 1)
         ]
@@ -270,7 +273,7 @@ def _cell(line: Mapping[str, Any], name: str) -> str:
     if name == "probabilities" and isinstance(value, list):  # that of the predicted label
         label = line.get("label")
         value = value[label] if isinstance(label, int) and 0 <= label < len(value) else None
-    shown = NONE if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    shown = NONE if value is None else format_measure(value) if isinstance(value, float) else str(value)
     cut = _e(shown[:CELL]) + ("…" if len(shown) > CELL else "")
     wrong = name == "prediction" and line.get("target") is not None and line.get("label") != line.get("target")
     return f'<td class="wrong">{cut} <span>wrong</span></td>' if wrong else f'<td class="{name}">{cut}</td>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import operator
 import os
 import re
@@ -31,6 +32,7 @@ from trainkit.text import (
     fitted_table,
     format_age,
     format_duration,
+    format_measure,
     format_memory,
     format_rate,
     format_size,
@@ -109,8 +111,8 @@ def list_runs(  # noqa: PLR0917 - a command's options
         data = [{**each.as_data(), "summary": dict(each.run.summary)} for each in found]
         sys.stdout.write(json.dumps(data, indent=2) + "\n")
     elif not found:
-        of = "these conditions hold for none of the" if runs else "no"
-        write_text(f"{of} runs in {join_names(roots) or 'any folder'}\n")
+        of = "these conditions hold for none of the runs" if runs else f"no runs named {name}" if name else "no runs"
+        write_text(one_line(f"{of} in {join_names(roots) or 'any folder'}") + "\n")
     else:
         sys.stdout.write(standings_table(found))
 
@@ -123,9 +125,10 @@ def condition(text: str) -> Callable[[Standing], bool]:
 
     match = _CONDITION.fullmatch(text)
     field, sign, value = match.groups() if match else (text, "", "")
-    if field not in FIELDS:
-        hint = did_you_mean(field, FIELDS, f"write FIELD=VALUE or FIELD<VALUE with one of {', '.join(FIELDS)}")
-        raise UsageError(f"--filter {text} is no condition on a run", hint=hint)
+    if match is None or field not in FIELDS:
+        form = f"write FIELD=VALUE or FIELD<VALUE with one of {', '.join(FIELDS)}"
+        hint = form if field in FIELDS else did_you_mean(field, FIELDS, form)
+        raise UsageError(f"--filter '{text}' is no condition on a run", hint=hint)
     read = FIELDS[field]
     if field in TEXTS:
         if sign not in ("=", "!="):
@@ -139,8 +142,10 @@ def condition(text: str) -> Callable[[Standing], bool]:
         return lambda each: any(fnmatch(str(read(each)), one) for one in wanted) is (sign == "=")
     try:
         numbers = [float(each) for each in value.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--filter {text}: {value} is no number", hint=f"{field} is compared with one") from error
+    except ValueError:
+        numbers = [math.nan]
+    if any(map(math.isnan, numbers)):
+        raise UsageError(f"--filter {text}: {value} is no number", hint=f"{field} is compared with one")
     holds = _COMPARISONS[sign]
     return lambda each: (known := read(each)) is not None and any(holds(known, number) for number in numbers)
 
@@ -194,12 +199,12 @@ def described_steps(standing: Standing) -> str:
 
 def described_loss(standing: Standing) -> str:
     """``2.5671``; ``nan`` also for infinity."""
-    return "nan" if standing.diverged else "" if standing.loss is None else f"{standing.loss:.4f}"
+    return "nan" if standing.diverged else "" if standing.loss is None else format_measure(standing.loss)
 
 
 def described_evaluation(standing: Standing) -> str:
     """``accuracy 0.9150``; empty where nothing was evaluated."""
-    return f"{standing.evaluation[0]} {standing.evaluation[1]:.4f}" if standing.evaluation else ""
+    return f"{standing.evaluation[0]} {format_measure(standing.evaluation[1])}" if standing.evaluation else ""
 
 
 def described_time(standing: Standing) -> str:
@@ -489,7 +494,7 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
             return tasks, True
     if begun := [run for run in runs if any(each.startswith(word) for each in (run.layout.id, run.layout.short_id))]:
         if len(word) < _SHORTEST:
-            what = f"{word} is too short for the beginning of a run's id"
+            what = f"{word or 'an empty word'} is too short for the beginning of a run's id"
             raise UsageError(what, hint=f"give {_SHORTEST} characters of it, or more")
         return one_of(word, begun)
     if elsewhere := [run for each in known_roots() for run in listing.runs_of_id(word, each)]:

@@ -22,7 +22,7 @@ from trainkit.cli.live.reading import LiveRun, Memory, Rank
 from trainkit.colour import STATES, STYLES
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.history import NO_CHART, PHASE, Curve
-from trainkit.text import format_duration, format_memory, format_rate, format_seconds, pluralize
+from trainkit.text import format_duration, format_measure, format_memory, format_rate, format_seconds, pluralize
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")  # of curves, in this order
 # Metrics of the trainer that come first, and how they are called; others follow by their own names.
@@ -93,9 +93,20 @@ def lines_of(runs: Sequence[LiveRun], current: LiveRun, metric: str) -> list[Lin
 
 
 def chart(
-    metric: str, lines: Sequence[Line], width: int, height: int, look: Look, *, log: bool, number: int = 0
+    metric: str,
+    lines: Sequence[Line],
+    width: int,
+    height: int,
+    look: Look,
+    *,
+    log: bool,
+    number: int = 0,
+    empty: str = "no values yet",
 ) -> Text:
-    """A title with the latest values, the curves over the steps, and an axis below. number: the key that chooses it."""
+    """A title with the latest values, the curves over the steps, and an axis below.
+
+    number: the key that chooses it. empty: what it shows without any value.
+    """
     scale = SCALES.get(metric, 1.0)
     text = Text(no_wrap=True)
     text.append(f"{number} " if number else "", "dim")
@@ -111,7 +122,7 @@ def chart(
     columns, rows = width - LABEL - 1, height - 3
     steps = [step for line in lines for step in (line.curve.steps[:1] + line.curve.steps[-1:])]
     if not steps or columns < FEW_COLUMNS or rows < 2:
-        return _cropped(text.append("\n  no values yet" if not steps else "", "dim"), width, height)
+        return _cropped(text.append("" if steps else f"\n  {empty}", "dim"), width, height)
     first, last = min(steps), max(steps)
     scaled = _scale(log=log, by=scale)
     ranges = [_by_column(line.curve, first, last, columns * 2, scaled) for line in lines]
@@ -278,9 +289,9 @@ def outlook(run: LiveRun, width: int, height: int) -> Text:
         rows = chop_cells(run.outlook, max(1, width))
         return _cropped(Text("\n".join(rows), STYLES["bad"], no_wrap=True), width, height)
     parts = []
-    for name, words in (("loss", "loss {:.4f}"), (f"{PREFIX}loss", "evaluation {:.4f}")):
+    for name, words in (("loss", "loss"), (f"{PREFIX}loss", "evaluation loss")):
         if (value := _latest(run, name)) is not None:
-            parts.append(words.format(value))
+            parts.append(f"{words} {format_measure(value)}")
     for name in ("tokens_per_second", "samples_per_second"):
         if value := _latest(run, name):
             parts.append(f"{format_rate(value)} {TITLES[name]}")

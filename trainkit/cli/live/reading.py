@@ -71,9 +71,11 @@ class LiveRun:
             plan = read_plan(layout)
         self.world_size = plan.topology.world_size if plan else 1
         self._foresight = plan and plan.foresight
+        self._program = plan.program.kind if plan else "builtin"
         self._cards = {each.uuid: f"GPU {each.index}" for each in plan.cards} if plan else {}
         self._attempt: AttemptLayout | None = None
         self._beats: Heartbeats | None = None
+        self._beating = False
         self._next_state = 0.0
         self._records: dict[int, RankRecord] = {}
         self._log_seen: tuple[Path, int] | None = None
@@ -107,6 +109,7 @@ class LiveRun:
         """Its metrics, heartbeats, memory and log."""
         now = time.monotonic()
         beats = self._beats.read() if self._beats and not self.state.is_over else {}
+        self._beating = bool(beats)
         self.history.read()
         if 0 in beats:
             self.history.progress = self.history.progress.beat(beats[0], now)
@@ -166,12 +169,15 @@ class LiveRun:
         return []
 
     def read_log(self) -> None:
-        """The log that was written last: output or errors of the shown rank, else the launcher's, else preparations."""
+        """The log that was written last: of the shown rank (its errors if it failed), launcher, preparations."""
         attempt, rank = self._attempt, self.log_rank
         if attempt is None:
             return
+        output, errors = (attempt.log(rank, stream) for stream in ("out", "err"))
+        failed = self.state.is_over and rank == self.status.rank
         groups = (
-            [attempt.log(rank, stream) for stream in ("out", "err")],
+            [errors] if failed else [],  # its output may be as new, and says less
+            [output, errors],
             [attempt.launcher_log, attempt.preparation_log, attempt.preparation_output],
         )
         for group in groups:
@@ -191,6 +197,15 @@ class LiveRun:
         """The rank whose log is shown."""
         failed = self.status.rank if self.state.is_over else None
         return next((each for each in (self.shown_rank, failed) if each is not None), 0)
+
+    @property
+    def without_curves(self) -> str:
+        """Why it has no curves."""
+        if self._program == "hf":
+            return f"no curves here: `trainkit report {self.short_id}` draws those of Trainer's log"
+        if self._program != "builtin":
+            return "no curves: only the built-in trainer and Trainer log metrics"
+        return "no values" if self.state.is_over else "no values yet"
 
     @property
     def outlook(self) -> str:
@@ -218,7 +233,9 @@ class LiveRun:
     def _waits_for(self) -> str:
         """What a run without a step is doing."""
         if doing := next((each.doing for each in self.ranks if each.doing), ""):
-            return f"no step yet; rank {self.ranks[0].number}: {doing}"
+            # Heartbeats of another user or machine cannot be read, so that the ranks may well have done some.
+            what = "no step yet" if self._beating else "its step is not known here"
+            return f"{what}; rank {self.ranks[0].number}: {doing}"
         if self._attempt is not None:
             return "no step yet: the ranks are being started"
         known = submitted(self.layout.root)

@@ -207,7 +207,10 @@ class WatchScreen(App[None]):
             return Text()
         at = (self._first + place) % len(metrics)
         lines = drawing.lines_of(self.runs, self.current, metrics[at])
-        return drawing.chart(metrics[at], lines, width, height, self._shows, log=self._is_log, number=at + 1)
+        empty = self.current.without_curves
+        return drawing.chart(
+            metrics[at], lines, width, height, self._shows, log=self._is_log, number=at + 1, empty=empty
+        )
 
     def _keys(self, width: int, _height: int) -> Text:
         keys = [("q", "leave"), ("tab 1-9", "curve"), ("l", "log scale"), ("r", "rank"), ("?", "keys")]

@@ -20,7 +20,7 @@ from trainkit.metrics import PREFIX
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
-from trainkit.text import format_duration, format_memory, format_rate, format_size
+from trainkit.text import format_duration, format_measure, format_memory, format_rate, format_size
 
 CHUNK = 1 << 18
 PREPARING_SECONDS = 1.0  # between two lines of a preparation's output where there is no live line
@@ -337,7 +337,7 @@ def _parts(record: Mapping[str, Any]) -> list[str]:
 
 def _number(value: object) -> str:
     """Four decimals; metrics have null for infinity and NaN."""
-    return f"{value:.4f}" if isinstance(value, int | float) else "not finite"
+    return format_measure(value) if isinstance(value, int | float) else "not finite"
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:

@@ -27,7 +27,17 @@ from trainkit.runner.report.progress import Progress, read_progress
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.records import NOT_OBSERVED, UNSEEN, Count, Seconds, read_observations
 from trainkit.runner.watch.timing import saved_paces, stragglers
-from trainkit.text import KIB, MIB, format_duration, format_memory, format_rate, pluralize, strip_control, table
+from trainkit.text import (
+    KIB,
+    MIB,
+    format_duration,
+    format_measure,
+    format_memory,
+    format_rate,
+    pluralize,
+    strip_control,
+    table,
+)
 
 Summary = Mapping[str, Any]
 
@@ -342,7 +352,7 @@ def _outcome(summary: Summary, run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "Success", ", ".join(shown)
     best, value = summary.get("best_step"), summary.get("best_value")
     if best is not None and isinstance(value, int | float):
-        yield "Best", f"step {best}, evaluation {summary.get('best_metric')} {value:.4f}"
+        yield "Best", f"step {best}, evaluation {summary.get('best_metric')} {format_measure(value)}"
     saved = summary.get("saved")
     yield "Model", str(run_dir / str(saved)) if saved else "not saved (checkpoint.at_end is false)"
     words = shlex.quote(str(run_dir))
@@ -365,7 +375,7 @@ def headline(summary: Summary) -> tuple[str, float] | None:
 
 def _from_to(first: object, last: object) -> str:
     """``5.7701 → 4.1234``; the last alone where nothing was measured before."""
-    known = [f"{value:.4f}" for value in (first, last) if isinstance(value, int | float)]
+    known = [format_measure(value) for value in (first, last) if isinstance(value, int | float)]
     return " → ".join(known if len({*known}) > 1 else known[-1:])
 
 
@@ -450,7 +460,7 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
     def loss(name: str) -> str:
         value = summary.get(name)
         if isinstance(value, int | float):
-            return f"{value:.4f}"
+            return format_measure(value)
         return NOT_FINITE if reasons.get(name) == NOT_FINITE else ""
 
     corpus, final = summary.get("corpus") or {}, loss("final_loss")
@@ -462,9 +472,11 @@ def _losses(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "Mean loss", loss("mean_loss")
     best, decides = summary.get("best_value"), summary.get("best_metric", "loss")
     for name, value in {"loss": summary.get("eval_loss"), **(summary.get("metrics") or {})}.items():
-        text = loss("eval_loss") if name == "loss" else f"{value:.4f}" if isinstance(value, int | float) else NOT_FINITE
+        text = format_measure(value) if isinstance(value, int | float) else NOT_FINITE
+        if name == "loss":
+            text = loss("eval_loss")
         if name == decides and best is not None and best != value:
-            text += f" (best: {best:.4f} at step {summary.get('best_step')})"
+            text += f" (best: {format_measure(best)} at step {summary.get('best_step')})"
         if name == decides and summary.get("stopped_early"):
             text += "; early stopping: no improvement"
         yield f"Evaluation {name}", text

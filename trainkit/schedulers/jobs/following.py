@@ -184,7 +184,8 @@ def refuse_absent(layout: RunLayout, wanted: Wanted, *, follow: bool) -> None:
             hint = f"its {name}s are 0 to {most - 1}" if most > 1 else f"its only {name} is 0"
             raise UsageError(f"{layout.root} has no {name} {number}", hint=hint)
     if wanted.attempt is not None and wanted.attempt not in numbers and not follow:
-        hint = f"its attempts are {', '.join(map(str, numbers))}" if numbers else "it has not started yet"
+        known = f"its only attempt is {numbers[0]}" if len(numbers) == 1 else f"its attempts are {str(numbers)[1:-1]}"
+        hint = known if numbers else "it has not started yet"
         raise UsageError(f"{layout.root} has no attempt {wanted.attempt}", hint=hint)
 
 
