@@ -150,6 +150,13 @@ def test_a_condition_that_cannot_hold_is_refused(trainkit: Trainkit, words: tupl
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("command", ["status", "watch", "logs", "report"])
+def test_where_there_are_no_runs_yet_the_first_one_is_proposed(trainkit: Trainkit, command: str) -> None:
+    done = trainkit(command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: no runs in runs\n  next: start one (`trainkit run quickstart`)")
+
+
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
 def test_a_list_fits_its_terminal_and_paths_keep_their_end(trainkit: Trainkit, width: int) -> None:
@@ -168,7 +175,7 @@ def test_a_list_fits_its_terminal_and_paths_keep_their_end(trainkit: Trainkit, w
 
 @pytest.mark.parametrize("width", range(60, 130, 7))
 def test_columns_stay_below_their_heads_where_cells_are_shortened(root: Path, trainkit: Trainkit, width: int) -> None:
-    measured = {"final_loss": 3.0, "metrics": {"perplexity": 20.7152}}
+    measured: dict[str, Any] = {"final_loss": 3.0, "metrics": {"perplexity": 20.7152}}
     make_run(root, "efficiency-table-small", "20260104-000000-dddd44", steps=1000, total_steps=1000, **measured)
     head, *lines = trainkit("runs", "list", environ={"COLUMNS": str(width)}).stdout.splitlines()
     starts = [found.start() for found in re.finditer(r"(?<=  )\S", head)]

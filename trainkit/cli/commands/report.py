@@ -12,7 +12,7 @@ from typer import Option
 from trainkit.cli.commands.runs import runs_named
 from trainkit.cli.diagnostics import write_text
 from trainkit.cli.file_system import write_file
-from trainkit.cli.options import Force, Root, Runs
+from trainkit.cli.options import Root, Runs
 from trainkit.errors import MachineError, UsageError
 from trainkit.files import open_regular
 from trainkit.text import format_size, join_names
@@ -33,7 +33,7 @@ def report(
     runs: Runs = None,
     root: Root = "runs",
     output: Output = None,
-    force: Force = False,
+    force: Annotated[bool, Option("--force", help="Replace a file that is no report.")] = False,
     open_: Annotated[bool, Option("--open", help="Show it in a browser.")] = False,
 ) -> None:
     """Write a page about one or several runs: curves, time, samples, predictions, plan, recipe, failures.

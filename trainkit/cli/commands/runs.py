@@ -476,7 +476,8 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
 
     if word is None:
         if not (runs := listing.list_runs(root)):
-            raise UsageError(f"no runs in {root}", hint="name the folder of the runs with --root, or a run directory")
+            hint = "start one (`trainkit run quickstart`), or name their folder with --root"
+            raise UsageError(f"no runs in {root}", hint=hint)
         return runs[-1:], False
     # A path first: a name may be that of a folder here. ValueError is a NUL byte in the word.
     with contextlib.suppress(OSError, ValueError):
