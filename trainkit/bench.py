@@ -305,6 +305,18 @@ class _Bench:
         rest = "" if left is None else f", about {format_duration(left / self.setup.jobs)} left"
         return f"{format_duration(now - self.started)} so far{rest}"
 
+    def begin(self, candidate: Candidate, where: str = "") -> str:
+        """Count one more run; what is said of it."""
+        self.begun += 1
+        self.begun_at = time.monotonic()
+        described = f": {candidate.description}" if candidate.description else ""
+        return f"{self.begun} of {self.runnable}  {candidate.name}{described}{where}  ({self.clock()})"
+
+    def end(self, candidate: Candidate, begun: float, measurement: Measurement) -> None:
+        """Keep what a run gave, and how long it took."""
+        self.walls.append(time.monotonic() - begun)
+        self.measured.setdefault(candidate.name, []).append(measurement)
+
     def running_line(self) -> str:
         """How far several runs at once are."""
         names = ", ".join(each.candidate.name for each in self.children)
@@ -391,11 +403,7 @@ def gpus_of(candidate: Candidate) -> int:
 def _start_child(
     bench: _Bench, candidate: Candidate, gpus: Sequence[str], folder: Path, console: BenchTerminal
 ) -> None:
-    bench.begun += 1
-    bench.begun_at = time.monotonic()
-    described = f": {candidate.description}" if candidate.description else ""
-    where = f" on {', '.join(gpus)}"
-    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}{where}  ({bench.clock()})")
+    console.say(bench.begin(candidate, f" on {', '.join(gpus)}"))
     log = folder / f"{bench.begun}-{re.sub('[^A-Za-z0-9._-]', '_', candidate.name)}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -422,22 +430,23 @@ def _take_measurement(bench: _Bench, child: _Child, console: BenchTerminal) -> N
         console.say(f"{child.candidate.name}: refused: {measurement.reason}")
     else:
         layout = RunLayout(Path(place))
-        logs = sorted(layout.attempt(1).logs.glob("rank-*.err"))
-        errors = "\n".join(line for log in logs for line in last_lines(log))
-        measurement = measure(read_json(layout.summary) or {"exit_code": code}, bench.setup.memory, errors, place)
+        summary = read_json(layout.summary) or {"exit_code": code}
+        measurement = measure(summary, bench.setup.memory, _errors(layout), place)
         if measurement.outcome == "interrupted":
             bench.stopped_by = bench.stopped_by or max(code - 128, 1)
         elif measurement.outcome != "ok":
             console.say(f"{child.candidate.name}: {measurement.outcome}: {measurement.reason}\n  {child.log}")
-    bench.walls.append(time.monotonic() - child.begun)
-    bench.measured.setdefault(child.candidate.name, []).append(measurement)
+    bench.end(child.candidate, child.begun, measurement)
+
+
+def _errors(layout: RunLayout) -> str:
+    """The end of every rank's standard error: there a failure says what it was."""
+    logs = sorted(layout.attempt(1).logs.glob("rank-*.err"))
+    return "\n".join(line for log in logs for line in last_lines(log))
 
 
 def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
-    bench.begun += 1
-    bench.begun_at = time.monotonic()
-    described = f": {candidate.description}" if candidate.description else ""
-    console.say(f"{bench.begun} of {bench.runnable}  {candidate.name}{described}  ({bench.clock()})")
+    console.say(bench.begin(candidate))
     try:
         console.whole = lambda: f"{bench.begun}/{bench.runnable} {candidate.name}, {bench.clock()} |"
         ended = run_plan(request, console)
@@ -445,16 +454,12 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")
     else:
-        # The end of every rank's standard error: there a failure says what it was.
-        logs = sorted(ended.layout.attempt(1).logs.glob("rank-*.err"))
-        errors = "\n".join(line for log in logs for line in last_lines(log))
-        measurement = measure(ended.summary, bench.setup.memory, errors, str(ended.layout.root))
+        measurement = measure(ended.summary, bench.setup.memory, _errors(ended.layout), str(ended.layout.root))
         if ended.verdict.failure == "signal":
             bench.stopped_by = ended.verdict.signal
         elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
             console.say(describe_failure(ended.verdict, ended.layout.attempt(1), None))
-    bench.walls.append(time.monotonic() - bench.begun_at)
-    bench.measured.setdefault(candidate.name, []).append(measurement)
+    bench.end(candidate, bench.begun_at, measurement)
 
 
 def render(found: Comparison) -> str:

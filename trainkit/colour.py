@@ -9,18 +9,19 @@ from io import StringIO
 from typing import Literal, TextIO
 
 Role = Literal["good", "bad", "busy", "waiting", "stopped", "warning", "note", "title", "dim"]
-# The eight colours that every terminal has, in the shades of the user's own theme: no fixed RGB.
-_CODES: Mapping[Role, str] = {
-    "good": "32",
-    "bad": "1;31",
-    "busy": "36",
-    "waiting": "33",
-    "stopped": "35",
-    "warning": "1;33",
-    "note": "1;36",
-    "title": "1",
-    "dim": "2",
+# Of the eight colours that every terminal has, in the shades of the user's own theme: no fixed RGB. As rich names them.
+STYLES: Mapping[Role, str] = {
+    "good": "green",
+    "bad": "bold red",
+    "busy": "cyan",
+    "waiting": "yellow",
+    "stopped": "magenta",
+    "warning": "bold yellow",
+    "note": "bold cyan",
+    "title": "bold",
+    "dim": "dim",
 }
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "magenta": "35", "cyan": "36"}
 # The role of a run's state (the words of `RunState`).
 STATES: Mapping[str, Role] = {
     "done": "good",
@@ -54,11 +55,8 @@ class Colour:
 
     def paint(self, text: str, role: Role) -> str:
         """The text in the colour of a role, or as it is. Strip control characters and pad columns before."""
-        return f"\x1b[{_CODES[role]}m{text}\x1b[0m" if self.is_on and text else text
-
-    def state(self, word: str, width: int = 0) -> str:
-        """A run's state as it is shown, in its colour, padded to a width. The word of a status.json may be any text."""
-        return self.paint(f"{word.replace('_', ' '):<{width}}", STATES.get(word, "title"))
+        codes = ";".join(_CODES[word] for word in STYLES[role].split())
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.is_on and text else text
 
     def labels(self, text: str) -> str:
         """Lines of trainkit's own with their labels in colour: `warning: …`, `next: …`."""

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 DEEPEST = 8  # far more than facts and plans nest
+HUGE = 1e300  # arithmetic with a larger number would overflow
+LARGEST = 1 << 53  # of a whole number: a float is exact up to here
 
 
 @lru_cache(maxsize=64)
@@ -46,6 +48,17 @@ class Like(NamedTuple):
 
     def expected(self, value: Any) -> str:
         return "" if re.fullmatch(self.pattern, value, re.DOTALL) else self.what
+
+
+def finite(value: object, most: float = HUGE) -> float | None:
+    """A number between -most and most, else None: a file of another program may have NaN, or any other value."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and -most < value < most else None  # type: ignore[operator, arg-type]
+
+
+def whole(value: object) -> int | None:
+    """A number of steps, bytes or the like, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
 
 
 def decode(kind: Any, data: Any, place: str = "") -> Any:  # a branch for each kind of annotation

@@ -142,6 +142,9 @@ def parse_json(content: str | bytes) -> Any:
         found = json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    text = content if isinstance(content, str) else content.decode("latin-1")
+    if text.count("[") + text.count("{") < _DEEPEST:  # counting is faster than walking through the values
+        return found
     level = [found]
     for _ in range(_DEEPEST):
         inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))

@@ -261,6 +261,6 @@ def read_heartbeat(data: bytes) -> HeartbeatState | None:
 
 
 def read_paces(data: bytes) -> list[tuple[float, float]]:
-    """Seconds of the latest steps, and the rank's own part of them (0 if unknown)."""
-    paces = (PACE.unpack_from(data, PACES_AT + 8 * each) for each in range(PACES))
+    """Seconds of the latest steps, and the rank's own part of them (0 if unknown); none where there is no page."""
+    paces = (PACE.unpack_from(data, PACES_AT + 8 * each) for each in range(PACES if data else 0))
     return [each for each in paces if each[0] > 0]

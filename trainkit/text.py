@@ -87,7 +87,7 @@ def format_measure(value: float) -> str:
 
 def format_memory(value: float) -> str:
     """Bytes as MiB or GiB."""
-    return f"{value / 2**20:.0f} MiB" if value < 10 * 2**30 else f"{value / 2**30:.1f} GiB"
+    return f"{value / MIB:.0f} MiB" if value < 10 * GIB else f"{value / GIB:.1f} GiB"
 
 
 def format_duration(seconds: float) -> str:
@@ -98,6 +98,11 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_seconds(seconds: float) -> str:
+    """``0.034 s``, ``2.1 s``, ``3:07``."""
+    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
 def format_age(seconds: float) -> str:

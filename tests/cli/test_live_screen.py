@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,50 @@ from trainkit.cli.live.reading import LiveRun, Memory, Rank
 from trainkit.cli.live.screen import Part, WatchScreen
 from trainkit.files import hold_lock
 from trainkit.heartbeat import FORWARD, HeartbeatState
+from trainkit.launch_plan.model import (
+    PLAN_VERSION,
+    BatchArithmetic,
+    Choice,
+    Command,
+    EnvironmentDiff,
+    Foresight,
+    NodeGroup,
+    Plan,
+    PlannedGpu,
+    Resume,
+    Topology,
+    plan_to_json,
+    text,
+)
 from trainkit.runner.report.history import Curve
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
 
 HERE = os.uname().nodename
 GIB = 2**30
-FORESIGHT = {"limit": 8 * GIB, "total": 2 * GIB, "host_limit": 16 * GIB, "host": 4 * GIB}
+FORESIGHT = Foresight("formula", 0.1, (), 2 * GIB, 8 * GIB, "fits", "", host_limit=16 * GIB, host=4 * GIB)
+PLAN = Plan(
+    plan_version=PLAN_VERSION,
+    name="small",
+    recipe_digest="",
+    training_digest="",
+    strategy=Choice("ddp", ""),
+    launcher=Choice("torchrun", ""),
+    program=Choice("builtin", ""),
+    device=Choice("cpu", ""),
+    topology=Topology("cpu", (NodeGroup(1, 2, ("cpu", "cpu")),)),
+    batch=BatchArithmetic(8, 4, 1, 2, 4),
+    commands=(Command((text("torchrun"),), (text("python"),), (text("train.py"),)),),
+    preparations=(),
+    environment=EnvironmentDiff(),
+    files=(),
+    resume=Resume(None, 0, ""),
+    output_root="runs",
+    max_restarts=0,
+    grace_seconds=1.0,
+    foresight=FORESIGHT,
+    notices=(),
+)
 SIZES = ((80, 24), (120, 40), (200, 60), (40, 12))
 Steps = Callable[["Shown"], Awaitable[None]]
 
@@ -41,7 +79,7 @@ def made_run(folder: Path, name: str = "small", *, steps: int = 30, attempts: in
         layout.attempt(number).log(0, "out").write_text(f"output of attempt {number}\n")
     layout.root.mkdir(parents=True, exist_ok=True)
     layout.recipe.write_text("version: 1\n")
-    layout.plan.write_text(json.dumps({"foresight": FORESIGHT, "topology": {"world_size": 2}}))
+    layout.plan.write_text(json.dumps(plan_to_json(PLAN)))
     known = {"state": "ended", "exit_code": 0, "started": 100.0, "ended": 160.0, "host": HERE, "attempt": attempts}
     layout.status.write_text(json.dumps({**known, **status}))
     start = {"event": "start", "steps": 40, "first_step": 0, "evaluates_every": 10}
@@ -218,6 +256,14 @@ def test_text_of_others_is_shown_as_it_is_and_never_obeyed(tmp_path: Path) -> No
     show(layout, size=(120, 40), steps=steps)
 
 
+def test_a_state_that_somebody_has_made_up_is_not_obeyed_either(tmp_path: Path) -> None:
+    run = LiveRun(made_run(tmp_path, outcome="\x1b]0;t\x07queer_state"))
+    run.read()
+    shown = drawing.header(run, "", 100).plain
+    assert "queer state" in shown
+    assert shown.isprintable()
+
+
 def test_a_failed_run_shows_the_log_of_the_rank_that_failed(tmp_path: Path) -> None:
     layout = made_run(tmp_path, failure="rank", why="rank 1 ran out of memory", exit_code=1, rank=1)
     layout.attempt(1).log(1, "err").write_text("Traceback\nOutOfMemoryError: " + "x" * 100 + " the end\n")
@@ -270,7 +316,7 @@ def test_a_run_without_a_step_says_what_it_waits_for(tmp_path: Path) -> None:
 )
 def test_an_ended_run_without_curves_promises_none(tmp_path: Path, program: str, text: str) -> None:
     layout = made_run(tmp_path, steps=0)
-    layout.plan.write_text(json.dumps({"program": {"kind": program}}))
+    layout.plan.write_text(json.dumps(plan_to_json(replace(PLAN, program=Choice(program, "")))))
 
     async def steps(shown: Shown) -> None:
         assert f"  {text}\n" in f"{shown.text}\n"
@@ -367,8 +413,8 @@ def test_a_rank_has_its_phase_times_and_memory_and_a_slow_one_is_marked(
 
 def test_memory_of_each_gpu_stands_against_its_limit_and_the_prediction(tmp_path: Path) -> None:
     layout = running(made_run(tmp_path))
-    cards = [{"uuid": f"GPU-{number}", "index": number, "name": "card"} for number in (2, 3)]
-    layout.plan.write_text(json.dumps({"foresight": FORESIGHT, "cards": cards}))
+    cards = tuple(PlannedGpu(number, f"GPU-{number}", "card") for number in (2, 3))
+    layout.plan.write_text(json.dumps(plan_to_json(replace(PLAN, cards=cards))))
     samples = [{"uuid": f"GPU-{number}", "memory_bytes": number * GIB, "utilization": 90} for number in (2, 3, 9)]
     layout.cards.write_text(f'{json.dumps({"time": 1, "cards": samples})}\n{{"time": 2, "car')
     run = LiveRun(layout)
@@ -378,6 +424,16 @@ def test_memory_of_each_gpu_stands_against_its_limit_and_the_prediction(tmp_path
     first, second = drawing.memory(run, 100, 2).plain.split("\n")
     assert re.match(r"memory GPU 2 2048 MiB █+│░+ of", first)
     assert second.endswith("of 8192 MiB, predicted 2048 MiB, 90% busy")
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"cards": "x", "topology": []}'])
+def test_a_run_whose_plan_is_damaged_is_shown_by_its_other_files(tmp_path: Path, damaged: str) -> None:
+    layout = made_run(tmp_path)
+    layout.plan.write_text(damaged)
+    run = LiveRun(layout)
+    run.read()
+    assert (run.world_size, run.history.progress.step, run.log) == (1, 30, ["output of attempt 1"])
+    assert run.memory == [Memory("of rank 0, peak", GIB)]
 
 
 def test_of_many_ranks_the_slowest_are_shown_first(tmp_path: Path) -> None:

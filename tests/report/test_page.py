@@ -166,12 +166,14 @@ def test_numbers_that_no_float_holds_are_left_out(make_run: MakeRun, info: Info)
         {"step": 4, "loss": huge, "elapsed": huge, "phases": {"forward": huge}},
         {"step": huge, "loss": 1.0},
     ]
-    summary = {"final_loss": huge, "best_value": huge, "best_step": huge, "samples_per_second": huge, "eval_loss": huge}
+    names = ("final_loss", "best_value", "best_step", "samples_per_second", "eval_loss")
+    summary = {**dict.fromkeys(names, huge), "gpu_memory_occupied": {"GPU-1": huge}}
     layout = make_run("one", metrics, summary=summary)
     (layout.root / "predictions.jsonl").write_text(
         json.dumps({"sample": huge, "loss": huge}) + "\n" + '{"loss": NaN}\n'
     )
-    layout.cards.write_text(json.dumps({"time": huge, "cards": [{"memory_bytes": huge, "utilization": huge}]}) + "\n")
+    card = {"memory_bytes": huge, "utilization": huge}
+    layout.cards.write_text("".join(f"{json.dumps({'time': at, 'cards': [card]})}\n" for at in (ENDED - 59.9, huge)))
     assert json.loads(shown(info(layout)).data)["charts"][0]["series"][0]["y"] == [1, 2, 3, None]
 
 

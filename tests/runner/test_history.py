@@ -40,5 +40,15 @@ def test_a_restart_replaces_what_lay_behind_its_checkpoint(tmp_path: Path) -> No
     written(metrics, {"event": "start", "steps": 9, "first_step": 4}, {"step": 5, "loss": 1.0})
     history = History(metrics)
     history.read()
+    assert history.first_step == 0
     assert history.curves["loss"] == Curve([1, 2, 3, 4, 5], [9.0, 9.0, 9.0, 9.0, 1.0])
     assert history.progress.step == 5
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_of_another_begins_there(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    written(metrics, {"event": "start", "steps": 9, "first_step": 4}, {"step": 6, "loss": 9.0})
+    written(metrics, {"event": "start", "steps": 9, "first_step": 6}, {"step": 7, "loss": 1.0})
+    history = History(metrics)
+    history.read()
+    assert history.first_step == 4

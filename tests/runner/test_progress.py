@@ -91,6 +91,27 @@ def test_records_that_are_no_steps_do_not_move_the_progress() -> None:
     assert progress.take({"note": "x"}, 101.0) == progress
 
 
+def test_steps_that_a_restart_takes_back_are_no_progress(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    records = [START, *({"step": step, "loss": 1.0} for step in range(1, 61)), {**START, "first_step": 40}]
+    metrics.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    progress = read_progress(metrics)
+    assert (progress.step, progress.logged, progress.latest) == (40, 40, {"step": 60, "loss": 1.0})
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": 41, "loss": 0.5}))
+    assert (read_progress(metrics).step, read_progress(metrics).latest) == (41, {"step": 41, "loss": 0.5})
+
+
+def test_a_line_without_an_end_is_not_read_as_a_whole(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n')
+    with metrics.open("r+b") as file:
+        file.truncate(1 << 40)
+    tail = Tail(metrics)
+    assert list(tail.records()) == [{"step": 1}]
+    assert "more than 4 MiB" in tail.refusal
+
+
 def test_of_long_metrics_the_latest_evaluation_and_steps_are_found(tmp_path: Path) -> None:
     steps = [{"step": step, "loss": 1.0, "seconds": 0.5} for step in range(1, 2001)]
     records = [{**START, "steps": 3000}, {"step": 5, "eval_loss": 3.0}, *steps]

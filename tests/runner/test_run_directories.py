@@ -203,7 +203,11 @@ def test_the_newest_run_is_shown_and_without_one_it_is_said(tmp_path: Path, trai
     assert "no runs in runs" in done.stderr
     make_run(tmp_path / "runs", "a", "20260101-000000-aa", state="ended", exit_code=0)
     shown = trainkit("runs", "show").stdout.splitlines()
-    assert (shown[0], shown[1].split(), shown[-1]) == ("done, exit code 0", ["Run", "a", "aa"], "program: -")
+    assert (shown[0], shown[1].split(), shown[-2:]) == (
+        "done, exit code 0",
+        ["Run", "a", "aa"],
+        ["program: -", "next: trainkit report aa"],
+    )
 
 
 def test_all_runs_of_a_user_are_listed_from_any_folder(

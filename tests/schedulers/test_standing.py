@@ -72,7 +72,7 @@ def test_a_running_run_stands_where_its_metrics_are_with_the_time_that_is_left(r
     evaluated = {"step": 10, "eval_loss": 4.25, "eval_accuracy": 0.5, "eval_seconds": 3.0}
     log(running, START, *steps(10), evaluated, *steps(12)[10:], torn='{"step": 13, "lo')
     found = standing_of(read_run(running.root))
-    assert (found.word, found.step, found.total, found.loss) == ("running", 12, 40, 3.8)
+    assert (found.state.title, found.step, found.total, found.loss) == ("running", 12, 40, 3.8)
     assert found.evaluation == ("accuracy", 0.5)
     assert found.left == 28 * 2.0 + 3 * 3.0  # steps, and the three evaluations among them
     assert (found.tokens_per_second, found.samples_per_second, found.memory_bytes) == (512.0, 2.0, 1 << 20)
@@ -92,7 +92,7 @@ def test_a_run_that_has_ended_stands_as_its_summary_says_and_its_metrics_are_not
     write(layout, state="ended", exit_code=143, failure="signal", started=100.0, ended=160.5)
     monkeypatch.setattr(standing_module, "read_progress", pytest.fail)
     found = standing_of(read_run(layout.root))
-    assert (found.word, found.step, found.total, found.loss, found.left) == ("cancelled", 12, 40, 2.5, None)
+    assert (found.state.title, found.step, found.total, found.loss, found.left) == ("cancelled", 12, 40, 2.5, None)
     assert (found.evaluation, found.duration, found.memory_bytes) == (("loss", 3.0), 60.5, 400)
 
 
@@ -110,7 +110,7 @@ def test_a_run_whose_end_nobody_saw_stands_where_its_metrics_end(layout: RunLayo
     write(layout, state="running", host=HERE, started=100.0)
     log(layout, START, *steps(7))
     found = standing_of(read_run(layout.root))
-    assert (found.word, found.step, found.total, found.loss) == ("lost", 7, 40, 4.3)
+    assert (found.state.title, found.step, found.total, found.loss) == ("lost", 7, 40, 4.3)
     assert (found.left, found.duration) == (None, None)
 
 

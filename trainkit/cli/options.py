@@ -38,6 +38,13 @@ Run = Annotated[
         help="A run directory, a run's id or short id, a job's number, a name (its newest run). Default: the newest.",
     ),
 ]
+Runs = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="RUN",
+        help="Run directories, ids, names (the newest run of each) or jobs' numbers. Default: the newest run.",
+    ),
+]
 HELP_ALL = "--help-all"
 Root = Annotated[str, Option("--root", metavar="FOLDER", help="The recipes' output.root.")]
 

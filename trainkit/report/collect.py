@@ -11,22 +11,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainkit.decode import finite, whole
 from trainkit.errors import MachineError, TrainingError
 from trainkit.files import read_json, read_json_lines, read_whole
-from trainkit.launch_plan.model import Plan, plan_from_json
+from trainkit.launch_plan.model import Plan
 from trainkit.launch_plan.render import table
 from trainkit.recipe.schema import Recipe
 from trainkit.recipe.schema.data import BYTES
 from trainkit.recipe.secrets import mask_line, mask_private_keys, mask_values
 from trainkit.runner.report.difference import recipe_values
 from trainkit.runner.report.exit_status import Verdict
-from trainkit.runner.report.failure import LINES, describe_failure
-from trainkit.runner.report.history import Curve, History, finite
+from trainkit.runner.report.failure import LINES, describe_failure, log_of_rank
+from trainkit.runner.report.history import Curve, History
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import trainer_log
 from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import RunInfo
+from trainkit.runner.rundir.listing import RunInfo, read_plan
 from trainkit.runner.rundir.records import RankRecord, read_records
 from trainkit.schedulers.jobs.run_state import RunState
 from trainkit.schedulers.jobs.standing import Standing, standing_of
@@ -38,7 +39,6 @@ FIRST, WORST = 10, 10  # that are shown
 ROWS = 3  # of the data, that are shown with what is learned
 CULPRITS = 4  # ranks of an attempt whose last lines are shown
 NO_METRICS = ("_runtime", "_per_second", "epoch", "total_flos")  # the ends of names in Trainer's log
-DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what reading a damaged plan raises
 Pieces = tuple[tuple[str, bool], ...]  # of a row: text, and whether it is learned
 
 
@@ -65,6 +65,7 @@ class Collected:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     times: Curve = field(default_factory=Curve)
     start: Mapping[str, Any] = field(default_factory=dict)
+    first_step: int = 0  # after which it began
     plan: str = ""
     recipe: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +92,7 @@ def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
         {**_of_trainer(plan, info), **history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
         history.times,
         history.start,
+        history.first_step,
         shown,
         _masked(recipe),
         {key: mask_values(json.dumps(value)) for key, value in recipe_values(layout).items()},
@@ -116,7 +118,7 @@ def labels_of(infos: Sequence[RunInfo]) -> list[str]:
 def _of_steps(history: History) -> dict[str, Curve]:
     """The time of a step: a record may be of several."""
     curve, found = history.curves.get("seconds", Curve()), Curve()
-    for before, step, seconds in zip([0, *curve.steps], curve.steps, curve.values, strict=False):
+    for before, step, seconds in zip([history.first_step, *curve.steps], curve.steps, curve.values, strict=False):
         found.add(step, None if seconds is None else seconds / max(1, step - before))
     return {"step_seconds": found}
 
@@ -133,9 +135,9 @@ def _of_cards(layout: RunLayout, times: Curve) -> dict[str, Curve]:
             break
         step = times.steps[place]
         for card in (each for each in cards if isinstance(each, dict)):
-            if isinstance(used := card.get("memory_bytes"), int):
+            if (used := whole(card.get("memory_bytes"))) is not None:
                 memory[step] = max(memory.get(step, 0), used)
-            if isinstance(share := card.get("utilization"), int):
+            if (share := whole(card.get("utilization"))) is not None:
                 busy.setdefault(step, []).append(share)
     return {
         "gpu_memory": Curve([*memory], [*memory.values()]),
@@ -152,25 +154,18 @@ def _text(path: Path) -> str:
 
 def _plan(layout: RunLayout) -> tuple[Plan | None, str]:
     """The plan, and as `trainkit plan` shows it, or why it cannot be read."""
-    if not (content := read_json(layout.plan)):
-        return None, ""
     try:
-        plan = plan_from_json(content)
+        plan = read_plan(layout)
         return plan, mask_values(table.render(plan))
     except MachineError as error:
         return None, str(error)
-    except DAMAGE as error:
-        return None, f"{layout.plan} is damaged ({type(error).__name__})"
 
 
 def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
     """What a script on Trainer has logged, which has its metrics by the names of the built-in trainer's."""
     found: dict[str, Curve] = {}
-    log: Sequence[Mapping[str, Any]] = ()
-    with contextlib.suppress(OSError, *DAMAGE):
-        log = trainer_log(plan, info.layout, info.started or 0.0) if plan else ()
-    for entry in log:
-        if not isinstance(step := entry.get("step"), int) or not 0 < step < 1 << 53:
+    for entry in trainer_log(plan, info.layout, info.started or 0.0) if plan else ():
+        if not (step := whole(entry.get("step"))):
             continue
         for name, value in entry.items():
             known = name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS)
@@ -180,7 +175,7 @@ def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
 
 
 def _failures(layout: RunLayout, state: RunState) -> Iterator[tuple[str, str]]:
-    """What was said of the run at its end, and of each attempt the last lines of other ranks that failed."""
+    """Title and text of each failure: the run's reason, then the last lines of other ranks that failed by attempt."""
     attempts, status, told = layout.attempts, read_json(layout.status), None
     if attempts and status.get("failure"):
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged, or of another version
@@ -201,7 +196,7 @@ def _of_attempt(attempt: AttemptLayout, told: int | None) -> Iterator[tuple[str,
     blamed = [each for each in failed if not each.told_to_stop] or failed
     for each in sorted(blamed, key=lambda each: each.ended or 0.0)[:CULPRITS]:
         if each.rank != told:
-            log = next((log for stream in ("err", "out") if last_lines(log := attempt.log(each.rank, stream), 1)), None)
+            log = log_of_rank(attempt, each.rank)
             lines = [f"{log}:", *last_lines(log, LINES)] if log else ["it has written nothing"]
             title = f"Attempt {attempt.root.name}: rank {each.rank} on {each.host}, exit code {each.code}"
             yield title, _masked("\n".join(lines))

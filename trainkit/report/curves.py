@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from trainkit.metrics import LOSS, PREFIX
 from trainkit.report.collect import Collected
-from trainkit.runner.report.history import PHASE, Curve
+from trainkit.runner.report.history import NO_CHART, PHASE, Curve
 
 Unit = Literal["number", "bytes", "seconds", "share", "percent"]
 POINTS = 2000  # of a curve, at most: more than a chart has pixels
@@ -30,8 +30,8 @@ class Chart:
     loss: bool = False
 
 
-_FIRST = (Chart("Training loss, and evaluation loss as marks", LOSS, marks=PREFIX + LOSS, loss=True),)
 _KNOWN = (
+    Chart("Training loss, and evaluation loss as marks", LOSS, marks=PREFIX + LOSS, loss=True),
     Chart("Learning rate", "learning_rate"),
     Chart("Gradient norm", "grad_norm"),
     Chart("Samples per second", "samples_per_second"),
@@ -42,20 +42,18 @@ _KNOWN = (
     Chart("GPU memory, fullest GPU", "gpu_memory", "bytes"),
     Chart("GPU utilization, mean of the GPUs", "gpu_utilization", "percent"),
 )
-# Shown otherwise, or of no use over steps.
-_OTHERS = frozenset({"seconds", f"{PREFIX}seconds", "time"})
 
 
 def charts_of(runs: Sequence[Collected]) -> list[Chart]:
     """The charts for which at least one of the runs has a curve: loss, metrics, what is known, and the rest."""
     names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if curve.steps)
-    metrics = [name for name in names if name.startswith(PREFIX) and name not in _OTHERS and name != PREFIX + LOSS]
-    known = {each.curve for each in (*_FIRST, *_KNOWN)} | _OTHERS | {PREFIX + LOSS, *metrics}
-    rest = [name for name in names if name not in known and not name.startswith(PHASE)]
+    known = NO_CHART | {name for each in _KNOWN for name in (each.curve, each.marks)}
+    others = [name for name in names if name not in known and not name.startswith(PHASE)]
+    metrics, rest = ([name for name in others if name.startswith(PREFIX) is wanted] for wanted in (True, False))
     charts = (
-        *_FIRST,
+        *_KNOWN[:1],
         *(Chart(f"Evaluation {name.removeprefix(PREFIX).replace('_', ' ')}", name) for name in metrics),
-        *_KNOWN,
+        *_KNOWN[1:],
         *(Chart(name.replace("_", " "), name) for name in rest),
     )
     return [each for each in charts if each.curve in names or each.marks in names]

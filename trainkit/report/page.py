@@ -14,19 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 from trainkit import __version__
+from trainkit.decode import finite, whole
 from trainkit.heartbeat import PHASES
 from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
 from trainkit.report.curves import chart_data, phase_seconds
-from trainkit.runner.report.history import finite
-from trainkit.text import (
-    format_duration,
-    format_measure,
-    format_memory,
-    format_rate,
-    join_names,
-    pluralize,
-    strip_control,
-)
+from trainkit.text import format_duration, format_measure, format_memory, format_rate, pluralize, strip_control
 
 # In the first bytes of every page: a file without it is somebody else's.
 MARK = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="trainkit report">'
@@ -106,16 +98,10 @@ def _sections(runs: Sequence[Collected], comparison: str, *, charts: bool) -> It
     """The sections by their names; one without content is left out."""
     yield "Comparison", [_pre(comparison)] if comparison else []
     yield "Summary", _summary(runs)
-    yield (
-        "Failures",
-        _of_each(runs, lambda run: "".join(_titled(title, _pre(text)) for title, text in run.failures)),
-    )
+    yield "Failures", _of_each(runs, lambda run: "".join(_titled(title, _pre(text)) for title, text in run.failures))
     yield "Curves", _curves(runs, charts=charts)
     yield "Phases", _phases(runs)
-    yield (
-        "Samples",
-        _of_each(runs, lambda run: _pre(sample) if (sample := run.standing.run.summary.get("sample")) else ""),
-    )
+    yield "Samples", _of_each(runs, lambda run: _pre(run.standing.run.summary.get("sample") or ""))
     yield "Predictions", _of_each(runs, _predictions)
     yield "Rows", _of_each(runs, _rows)
     yield "Recipe", _recipe(runs)
@@ -171,7 +157,7 @@ def _summary(runs: Sequence[Collected]) -> Iterator[str]:
 def facts(run: Collected) -> Iterator[tuple[str, str]]:
     """The results of a run in a few words, by their names. What is unknown is left out."""
     standing, info, summary = run.standing, run.standing.run, run.standing.run.summary
-    yield "State", standing.word + (f", exit code {standing.exit_code}" if standing.exit_code else "")
+    yield "State", standing.state.title + (f", exit code {standing.exit_code}" if standing.exit_code else "")
     if info.started:
         yield "Started", f"{datetime.fromtimestamp(info.started):%Y-%m-%d %H:%M}"
     if standing.duration is not None:
@@ -194,7 +180,8 @@ def facts(run: Collected) -> Iterator[tuple[str, str]]:
         if value:
             yield name, format_rate(value)
     occupied = summary.get("gpu_memory_occupied")
-    used = [each for each in occupied.values() if isinstance(each, int)] if isinstance(occupied, Mapping) else []
+    known = map(whole, occupied.values()) if isinstance(occupied, Mapping) else ()
+    used = [each for each in known if each is not None]
     if (memory := max(used, default=standing.memory_bytes)) is not None:
         yield "GPU memory occupied" if used else "Peak memory", format_memory(memory)
     world, strategy = run.start.get("world_size") or summary.get("world_size"), info.launched.get("strategy", "")
@@ -229,7 +216,7 @@ def _curves(runs: Sequence[Collected], *, charts: bool) -> Iterator[str]:
 
 def _phases(runs: Sequence[Collected]) -> Iterator[str]:
     """A bar for each run, as long as its step compared with the longest, and the seconds in a table."""
-    found = [phase_seconds(run.curves, _first_step(run)) for run in runs]
+    found = [phase_seconds(run.curves, run.first_step) for run in runs]
     names = [name for name in PHASES if name not in _OTHER and any(each.get(name) for each in found)]
     whole = [sum(each.get(name, 0.0) for name in names) for each in found]
     if not names or not max(whole):
@@ -260,11 +247,6 @@ def _phases(runs: Sequence[Collected]) -> Iterator[str]:
         )
         rows.append((f'<td class="name">{square} {_e(name)}</td>', *cells))
     yield _table(("Phase", *(run.label if len(runs) > 1 else "Time" for run in runs)), rows)
-
-
-def _first_step(run: Collected) -> int:
-    first = run.start.get("first_step")
-    return first if isinstance(first, int) and len(run.standing.run.layout.attempts) < 2 else 0
 
 
 def _seconds(value: float) -> str:
@@ -347,16 +329,8 @@ def _differing(key: str, runs: Sequence[Collected]) -> list[str]:
 
 
 def _environment(run: Collected) -> str:
-    topology = join_names(
-        [
-            each
-            for each in (
-                run.standing.run.launched.get("launcher", ""),
-                str(run.standing.run.summary.get("device") or ""),
-            )
-            if each
-        ]
-    )
-    rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(run.standing.run.layout.root))]
+    info = run.standing.run
+    topology = ", ".join(filter(None, (info.launched.get("launcher"), str(info.summary.get("device") or ""))))
+    rows = [("Code", run.code), ("Launcher, device", topology), ("Run directory", str(info.layout.root))]
     table = _table(("What", ""), [(_e(name), _e(value)) for name, value in rows if value])
     return table + (_titled("Variables of the ranks", _pre(run.environment)) if run.environment else "")

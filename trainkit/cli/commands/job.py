@@ -101,7 +101,7 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
     from trainkit.cli.commands.run import refuse_unfit
     from trainkit.machine.probe import probe
     from trainkit.runner.rendezvous import node_place
-    from trainkit.schedulers.jobs.job_script import read_plan
+    from trainkit.runner.rundir.listing import read_plan
     from trainkit.schedulers.jobs.node import as_promised, run_node
 
     place = node_place(read_plan(submitted), given, os.environ)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from trainkit.cli.commands.runs import find_runs
+from trainkit.cli.commands.runs import runs_named
 from trainkit.cli.diagnostics import write_text
 from trainkit.cli.file_system import write_file
-from trainkit.cli.options import Root
+from trainkit.cli.options import Root, Runs
 from trainkit.errors import MachineError, UsageError
 from trainkit.files import open_regular
 from trainkit.text import format_size, join_names
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from trainkit.runner.rundir.listing import RunInfo
 
 FILE = "report.html"
-Runs = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="RUN",
-        help="Run directories, ids, names (the newest run of each) or jobs' numbers. Default: the newest run.",
-    ),
-]
 Output = Annotated[
     Path | None,
     Option(
@@ -51,8 +44,7 @@ def report(
 
     Example: trainkit report quickstart my-run -o both.html
     """
-    words: list[str | None] = list(runs) if runs else [None]
-    infos = [*{run.layout.root: run for word in words for run in find_runs(word, root)[0]}.values()]
+    infos = runs_named(runs, root)
     target = output or (infos[0].layout.root if len(infos) == 1 else Path()) / FILE
     size = write_report(infos, target, force=force)
     write_text(f"written to {target} ({format_size(size)})\n")

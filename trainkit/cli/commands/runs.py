@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from trainkit.cli.diagnostics import one_line, write_text
 from trainkit.cli.options import Command, CommandGroup, Json, Root, Run
+from trainkit.decode import finite
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.secrets import mask_words
 from trainkit.text import (
@@ -117,7 +118,7 @@ def list_runs(  # noqa: PLR0917 - a command's options
 
 
 def condition(text: str) -> Callable[[Standing], bool]:
-    """What a `--filter` asks of a run. Raises UsageError for what it cannot be."""
+    """The condition of a `--filter`. Raises UsageError for an unknown field or state, or a value of the wrong type."""
     from trainkit.colour import STATES
     from trainkit.recipe.suggestions import did_you_mean
     from trainkit.schedulers.jobs.standing import FIELDS, TEXTS
@@ -169,32 +170,25 @@ def standings_table(standings: Sequence[Standing]) -> str:
     def painted(cell: str) -> str:
         return colour.paint(cell, STATES.get(cell.strip().replace(" ", "_"), "title"))
 
-    cells = {
-        "ID": [each.run.layout.short_id for each in standings],
-        "NAME": [each.run.layout.name for each in standings],
-        "STATE": [each.word for each in standings],
-        "EXIT": ["" if each.exit_code is None else str(each.exit_code) for each in standings],
-        "STEPS": [described_steps(each) for each in standings],
-        "LOSS": [described_loss(each) for each in standings],
-        "EVALUATION": [described_evaluation(each) for each in standings],
-        "TIME": [described_time(each) for each in standings],
-        "AGE": [format_age(time.time() - each.run.started) if each.run.started else "" for each in standings],
-        "RATE": [described_rate(each) for each in standings],
-        "PROGRAM": [each.run.program for each in standings],
-        "STRATEGY": [each.run.launched.get("strategy", "") for each in standings],
-        "LAUNCHER": [each.run.launched.get("launcher", "") for each in standings],
-        "RUN": [str(each.run.layout.root) for each in standings],
-    }
-    shortened: dict[str, tuple[int, Literal["start", "end"]]] = {
-        "NAME": (10, "start"),
-        "EVALUATION": (8, "end"),
-        "PROGRAM": (12, "start"),
-        "RUN": (24, "end"),
-    }
-    columns = []
-    for head, texts in cells.items():
-        least, keeps = shortened.get(head, (0, "start"))
-        columns.append(Column(head, [*map(one_line, texts)], least, keeps, painted if head == "STATE" else str))
+    def column(head: str, cell: Callable[[Standing], str], least: int = 0, **how: Any) -> Column:
+        return Column(head, [one_line(cell(each)) for each in standings], least, **how)
+
+    columns = [
+        column("ID", lambda each: each.run.layout.short_id),
+        column("NAME", lambda each: each.run.layout.name, 10),
+        column("STATE", lambda each: each.state.title, paint=painted),
+        column("EXIT", lambda each: "" if each.exit_code is None else str(each.exit_code)),
+        column("STEPS", described_steps),
+        column("LOSS", described_loss),
+        column("EVALUATION", described_evaluation, 8, keeps="end"),
+        column("TIME", described_time),
+        column("AGE", lambda each: format_age(time.time() - each.run.started) if each.run.started else ""),
+        column("RATE", described_rate),
+        column("PROGRAM", lambda each: each.run.program, 12),
+        column("STRATEGY", lambda each: each.run.launched.get("strategy", "")),
+        column("LAUNCHER", lambda each: each.run.launched.get("launcher", "")),
+        column("RUN", lambda each: str(each.run.layout.root), 24, keeps="end"),
+    ]
     return fitted_table(columns, _NEEDED, _EXTRA, shutil.get_terminal_size((0, 0)).columns or None)
 
 
@@ -273,14 +267,14 @@ def show(
 
 def headline(standing: Standing) -> str:
     """The first line about a run: its state, and why, in the state's colour."""
-    from trainkit.colour import Colour
+    from trainkit.colour import STATES, Colour
 
     state = standing.state
     parts = [f", exit code {standing.exit_code}" if standing.exit_code is not None else ""]
     parts += [f", attempt {state.attempt}" if state.attempt > 1 else ""]
     unknown = ": no reason recorded" if state.is_over and standing.exit_code else ""
     rest = one_line("".join(parts) + (f": {state.why}" if state.why else unknown))
-    return f"{Colour(sys.stdout, os.environ).state(one_line(state.word))}{rest}\n"
+    return f"{Colour(sys.stdout, os.environ).paint(one_line(state.title), STATES.get(state.word, 'title'))}{rest}\n"
 
 
 def figures(standing: Standing) -> list[tuple[str, str]]:
@@ -369,7 +363,7 @@ def diff(
 
 
 def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
-    """In what two runs differ at their ends, or so far."""
+    """Differences between the results of two runs, at their ends or so far."""
     from trainkit.runner.report.difference import compared
 
     def known(standing: Standing) -> dict[str, Any]:
@@ -380,7 +374,7 @@ def results(first: Standing, second: Standing) -> dict[str, tuple[Any, Any]]:
             evaluated["loss"] = standing.run.summary["eval_loss"]
         memory, seconds = standing.memory_bytes, standing.duration
         return {
-            "state": standing.word,
+            "state": standing.state.title,
             "steps": standing.step,
             "loss": standing.loss,
             **{f"evaluation {name}": value for name, value in evaluated.items()},
@@ -404,8 +398,8 @@ def shown_value(value: Any) -> str:
 
 def relative_change(first: Any, second: Any) -> str:
     """``+12.5%`` from the first number to the second; empty where either is none."""
-    numbers = [each for each in (first, second) if isinstance(each, int | float) and not isinstance(each, bool)]
-    return f"{(second - first) / abs(first):+.1%}" if len(numbers) == 2 and first else ""
+    before, after = finite(first), finite(second)
+    return f"{(after - before) / abs(before):+.1%}" if before and after is not None else ""
 
 
 @app.command("prune", cls=Command)
@@ -464,6 +458,12 @@ def find_run(word: str | None, root: str) -> RunInfo:
         several = join_names([job_of(run) or run.layout.short_id for run in found])
         raise UsageError(f"{word} is an array job of {pluralize(len(found), 'run')}", hint=f"name one: {several}")
     return found[0]
+
+
+def runs_named(words: Sequence[str] | None, root: str) -> list[RunInfo]:
+    """The runs that several words mean, each once; without a word the newest of all."""
+    named: Sequence[str | None] = words or [None]
+    return [*{run.layout.root: run for word in named for run in find_runs(word, root)[0]}.values()]
 
 
 def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
@@ -577,7 +577,7 @@ def dump(
     # Whether a run of another machine is still there cannot be seen from here: its guardian answers, or does not.
     found = state_of(layout)
     if found.is_over or not layout.attempts:
-        what = f"{layout.root} is not running: it is {found.word.replace('_', ' ')}"
+        what = f"{layout.root} is not running: it is {found.title}"
         raise UsageError(what, hint="`trainkit runs list` shows those that are")
     attempt = layout.attempts[-1]
     answer = ask(attempt)
@@ -586,8 +586,6 @@ def dump(
     except DecodeError as error:
         raise MachineError(f"the answer in {attempt.root / 'dumps'} is not the guardian's: {error}") from error
     if as_json:
-        import json
-
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         return
     write_text("".join(f"{one_line(describe(each))}\n" for each in account.ranks))

@@ -6,23 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from typer import Argument
-
-from trainkit.cli.commands.runs import find_runs
-from trainkit.cli.options import Root
+from trainkit.cli.commands.runs import runs_named
+from trainkit.cli.options import Root, Runs
 
 if TYPE_CHECKING:
     from trainkit.cli.live.reading import LiveRun
 
-Runs = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="RUN",
-        help="Run directories, runs' ids, jobs' numbers, or names (the newest run of each). Default: the newest run.",
-    ),
-]
 EVERY_SECONDS = 1.0
 WIDTH, ROWS = 120, 10  # of the text without a terminal
 
@@ -37,9 +28,7 @@ def watch(runs: Runs = None, root: Root = "runs") -> None:
     from trainkit.cli.live.reading import LiveRun
     from trainkit.colour import Colour
 
-    named: list[str | None] = [*runs] if runs else [None]
-    found = {each.layout.root: each.layout for word in named for each in find_runs(word, root)[0]}
-    watched = [LiveRun(layout) for layout in found.values()]
+    watched = [LiveRun(run.layout) for run in runs_named(runs, root)]
     # Textual reads from standard input and writes to standard error.
     if all(os.isatty(fd) for fd in (0, 1, 2)) and os.environ.get("TERM", "dumb") not in ("", "dumb"):
         from trainkit.cli.live.drawing import Look

@@ -1,7 +1,7 @@
 """The parts of the screen, each drawn into so many columns and rows: curves, memory, ranks, the end of a log.
 
-Curves are drawn here in dots of Braille: a screen is to take two hundredths of a core, and plotext takes as long for
-one chart (17 to 29 ms of noise) as is taken here for a screen of four (24 ms, on the same machine).
+Curves are drawn in dots of Braille by this module: a screen may use 2 % of a core, and plotext needs as long for one
+chart of noise (17 to 29 ms) as this module for four (24 ms, on the same machine).
 """
 
 from __future__ import annotations
@@ -18,23 +18,12 @@ from rich.cells import chop_cells
 from rich.text import Text
 
 from trainkit.cli.diagnostics import one_line
-from trainkit.cli.live.reading import LiveRun, Memory, Rank, format_seconds
-from trainkit.colour import STATES, Role
+from trainkit.cli.live.reading import LiveRun, Memory, Rank
+from trainkit.colour import STATES, STYLES
 from trainkit.metrics import PREFIX
-from trainkit.runner.report.history import PHASE, Curve
-from trainkit.text import format_duration, format_measure, format_memory, format_rate, pluralize
+from trainkit.runner.report.history import NO_CHART, PHASE, Curve
+from trainkit.text import format_duration, format_measure, format_memory, format_rate, format_seconds, pluralize
 
-STYLES: Mapping[Role, str] = {
-    "good": "green",
-    "bad": "bold red",
-    "busy": "cyan",
-    "waiting": "yellow",
-    "stopped": "magenta",
-    "warning": "bold yellow",
-    "note": "bold cyan",
-    "title": "bold",
-    "dim": "dim",
-}
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")  # of curves, in this order
 # Metrics of the trainer that come first, and how they are called; others follow by their own names.
 TITLES: Mapping[str, str] = {
@@ -47,8 +36,7 @@ TITLES: Mapping[str, str] = {
 }
 PHASES = "seconds by phase"
 SCALES: Mapping[str, float] = {"memory_bytes": 2**-30}
-# Said elsewhere: the loss has the evaluation's in its chart, and times without their steps say nothing.
-WITHOUT_CHART = frozenset({f"{PREFIX}loss", f"{PREFIX}seconds", "seconds"})
+WITHOUT_CHART = NO_CHART | {f"{PREFIX}loss"}  # the evaluation's loss is in the chart of the loss
 BRAILLE = "⣿"  # stands for all characters of Braille
 # The bits of a character of Braille by four dots in its left or right half, counted from the top.
 LEFT, RIGHT = (
@@ -60,7 +48,7 @@ FEW_COLUMNS = 20
 
 
 class Look(NamedTuple):
-    """colours: whether there are any. braille: whether the terminal has the characters."""
+    """What the terminal can show. colours: any at all. braille: the characters of Braille."""
 
     colours: bool = True
     braille: bool = True
@@ -281,16 +269,12 @@ def header(run: LiveRun, style: str, width: int, _height: int = 1, *, longest_ba
     text = Text(no_wrap=True)
     text.append("■ " if style else "", style)
     text.append(run.name, "bold").append(f" {run.short_id}  ", "dim")
-    text.append(state.word.replace("_", " "), STYLES[STATES.get(state.word, "title")])
+    text.append(one_line(state.title), STYLES[STATES.get(state.word, "title")])
     text.append(f"  attempt {state.attempt}" if state.attempt > 1 else "")
-    tail = ""
-    if progress.total:
-        tail = f"step {progress.step}/{progress.total}"
-        remaining = progress.remaining(time.monotonic())
-        if remaining is not None and not state.is_over:
-            tail += f"  {format_duration(remaining)} left"
-    elif progress.step:
-        tail = f"step {progress.step}"
+    tail = progress.position if progress.total or progress.step else ""
+    remaining = progress.remaining(time.monotonic())
+    if remaining is not None and not state.is_over:
+        tail += f"  {format_duration(remaining)} left"
     room = width - text.cell_len - len(tail) - 4
     if progress.total and room >= 8 and longest_bar:
         text.append(f"  {bar(progress.step / progress.total, min(room, longest_bar))}", "cyan")

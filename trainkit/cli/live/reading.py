@@ -1,4 +1,4 @@
-"""What is known of a run at one moment, read again and again from outside: nothing is written, no signal is sent."""
+"""One run as `watch` reads it, again and again, from outside: nothing is written, no signal is sent."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.cli.diagnostics import one_line
-from trainkit.files import parse_json, read_end, read_json, read_record
+from trainkit.errors import MachineError
+from trainkit.files import parse_json, read_end, read_json
 from trainkit.heartbeat import PHASES
 from trainkit.runner.report.history import History
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import read_status
-from trainkit.runner.rundir.records import PACES, RankRecord, Status, read_records
+from trainkit.runner.rundir.listing import read_plan, read_status
+from trainkit.runner.rundir.records import RankRecord, Status, read_records
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
-from trainkit.runner.watch.timing import BY_RANK, FEW_PACES, Pace, median, stragglers
+from trainkit.runner.watch.timing import pace_of, saved_paces, stragglers
 from trainkit.schedulers.jobs.records import submitted
 from trainkit.schedulers.jobs.run_state import RunState, state_of
-from trainkit.text import format_duration, pluralize
+from trainkit.text import format_duration, format_seconds, pluralize
 
 HERE_SECONDS, QUEUE_SECONDS = 2.0, 15.0  # between two looks at the state; a scheduler is asked more seldom
 CARDS_BYTES = 1 << 14  # of the end of cards.jsonl: a sample of sixteen GPUs takes two thousand
@@ -65,23 +66,19 @@ class LiveRun:
         self.log_of = ""
         self.looks = 0  # how often it was read
         self.shown_rank: int | None = None  # whose log is shown; None for the one that failed, or rank 0
-        plan = read_json(layout.plan)
-        self._foresight: Mapping[str, Any] = plan.get("foresight") or {}
-        self._cards = {each["uuid"]: f"GPU {each['index']}" for each in plan.get("cards") or ()}
-        self._topology: Mapping[str, Any] = plan.get("topology") or {}
-        self._program: Mapping[str, Any] = plan.get("program") or {}
+        plan = None
+        with contextlib.suppress(MachineError):  # damaged, or of another version: less is known then
+            plan = read_plan(layout)
+        self.world_size = plan.topology.world_size if plan else 1
+        self._foresight = plan and plan.foresight
+        self._program = plan.program.kind if plan else "builtin"
+        self._cards = {each.uuid: f"GPU {each.index}" for each in plan.cards} if plan else {}
         self._attempt: AttemptLayout | None = None
         self._beats: Heartbeats | None = None
         self._beating = False
         self._next_state = 0.0
         self._records: dict[int, RankRecord] = {}
         self._log_seen: tuple[Path, int] | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks, by the plan."""
-        found = self._topology.get("world_size")
-        return found if isinstance(found, int) and found > 0 else 1
 
     def read(self) -> None:
         """Look at everything that may have changed."""
@@ -93,6 +90,8 @@ class LiveRun:
         attempts = self.layout.attempts
         if attempts and (self._attempt is None or attempts[-1].root != self._attempt.root):
             self._attempt = attempts[-1]
+            if self._beats:
+                self._beats.close()
             self._beats, self._records, self._log_seen, self._next_state = Heartbeats(self._attempt), {}, None, 0.0
         if (now := time.monotonic()) < self._next_state:
             return
@@ -107,7 +106,7 @@ class LiveRun:
         self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
 
     def read_files(self) -> None:
-        """What its files and heartbeats have beside that."""
+        """Its metrics, heartbeats, memory and log."""
         now = time.monotonic()
         beats = self._beats.read() if self._beats and not self.state.is_over else {}
         self._beating = bool(beats)
@@ -120,12 +119,10 @@ class LiveRun:
         self.looks += 1
 
     def _ranks_by(self, beats: Mapping[int, RankBeat], now: float) -> list[Rank]:
-        path = self._attempt.root / PACES if self._attempt else None
-        found = read_record(path, BY_RANK, below=self.layout.root) if path else None
-        paces = {int(rank): pace for rank, pace in (found or {}).items()}
+        paces = saved_paces(str(self._attempt.root)) if self._attempt else {}
         for rank, (_, host, _, steps) in beats.items():
-            if len(steps) >= FEW_PACES:
-                paces[rank] = Pace(host, *(median([each[part] for each in steps]) for part in (0, 1)))
+            if pace := pace_of(host, steps):
+                paces[rank] = pace
         slow = {each["rank"] for each in stragglers(paces)}
         ranks = []
         for rank in sorted({*self._records, *paces, *beats}):
@@ -147,25 +144,27 @@ class LiveRun:
         return "no heartbeat" if record and record.host == os.uname().nodename else "on another host"
 
     def _memory(self) -> Iterator[Memory]:
-        figures = [self._foresight.get(name) for name in ("limit", "total", "host_limit", "host")]
-        limit, foreseen, host_limit, host = (int(each) if isinstance(each, int | float) else 0 for each in figures)
+        known = self._foresight
+        limit, foreseen = (known.limit, known.total) if known else (0, 0)
         if self._cards:
             for card in self._latest_cards():
                 name, used, busy = (card.get(key) for key in ("uuid", "memory_bytes", "utilization"))
                 if name in self._cards and isinstance(used, int):
                     yield Memory(self._cards[name], used, limit, foreseen, busy if isinstance(busy, int) else None)
         elif resident := [each.memory for each in self.ranks if each.memory]:
-            yield Memory(f"of {pluralize(len(resident), 'rank')}", sum(resident), host_limit, host)
+            of_host = (known.host_limit, known.host) if known else (0, 0)
+            yield Memory(f"of {pluralize(len(resident), 'rank')}", sum(resident), *of_host)
         elif curve := self.history.curves.get("memory_bytes"):
             peak = max((each for each in curve.values if each is not None), default=0)
             yield Memory("of rank 0, peak", int(peak), limit, foreseen)
 
     def _latest_cards(self) -> list[Mapping[str, Any]]:
         """The latest sample; of a run that has ended the peaks."""
-        if self.state.is_over and (peaks := read_json(self.layout.summary).get("gpu_memory_occupied")):
+        peaks = read_json(self.layout.summary).get("gpu_memory_occupied") if self.state.is_over else None
+        if isinstance(peaks, dict):
             return [{"uuid": uuid, "memory_bytes": used} for uuid, used in peaks.items()]
         for line in reversed(read_end(self.layout.cards, CARDS_BYTES).splitlines()):
-            with contextlib.suppress(ValueError, AttributeError):  # incomplete
+            with contextlib.suppress(ValueError, AttributeError, TypeError):  # incomplete
                 return [each for each in parse_json(line).get("cards") or () if isinstance(each, Mapping)]
         return []
 
@@ -202,16 +201,15 @@ class LiveRun:
     @property
     def without_curves(self) -> str:
         """Why it has no curves."""
-        kind = self._program.get("kind", "builtin")
-        if kind == "hf":
+        if self._program == "hf":
             return f"no curves here: `trainkit report {self.short_id}` draws those of Trainer's log"
-        if kind != "builtin":
+        if self._program != "builtin":
             return "no curves: only the built-in trainer and Trainer log metrics"
         return "no values" if self.state.is_over else "no values yet"
 
     @property
     def outlook(self) -> str:
-        """What comes next, or what the run waits for; of one that is over why it ended, and the next command."""
+        """The next event, or what the run waits for; of a run that is over its exit code, duration and reason."""
         state, progress = self.state, self.history.progress
         if not self.looks:
             return "reading its files"
@@ -233,7 +231,7 @@ class LiveRun:
         return ""
 
     def _waits_for(self) -> str:
-        """Of a run without a step."""
+        """What a run without a step is doing."""
         if doing := next((each.doing for each in self.ranks if each.doing), ""):
             # Heartbeats of another user or machine cannot be read, so that the ranks may well have done some.
             what = "no step yet" if self._beating else "its step is not known here"
@@ -255,13 +253,8 @@ def _resident(pid: int) -> int:
 
 
 def _size_and_time(path: Path) -> Iterator[tuple[int, float]]:
-    """Of a file that has anything in it."""
+    """Of a file; nothing for one that is missing or empty."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         if found.st_size:
             yield found.st_size, found.st_mtime
-
-
-def format_seconds(seconds: float) -> str:
-    """``0.034 s``, ``2.1 s``, ``3:07``."""
-    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)

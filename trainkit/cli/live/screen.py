@@ -24,7 +24,7 @@ from trainkit.cli.live.drawing import COLOURS, Look
 from trainkit.cli.live.reading import LiveRun
 
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0  # between two looks
-SHARE = 60  # times as long as a look takes of a core is waited at least: it stays below two hundredths
+SHARE = 60  # the pause after a look, in multiples of its CPU time: less than 2 % of a core
 FOUR_CHARTS = (110, 34)  # columns and rows from which on there are four
 PANE = 64  # columns that a run needs beside others
 MOST_ROWS, LEAST_LOG, MOST_WHY = 4, 5, 3  # rows of the ranks, the log and the reason of a failure on a small screen
@@ -50,7 +50,7 @@ class Part(Widget):
         self._draw, self._shown, self._files = draw, Text(), files
 
     def redraw(self) -> None:
-        """Draw it anew into its present size; while files are read, which is short, it is left to the end of that."""
+        """Draw it again in its present size. Skipped while files are read: everything is drawn after that."""
         if self._files.acquire(blocking=False):
             try:
                 text = self._draw(self.size.width, self.size.height)
@@ -170,7 +170,7 @@ class WatchScreen(App[None]):
                 part.redraw()
 
     def _arrange(self, size: Size) -> None:
-        """How many charts and runs there is room for, and how many rows each part has."""
+        """Choose how many charts and runs fit, and how many rows each part has."""
         width, height = size
         self.screen.set_class(width >= FOUR_CHARTS[0] and height >= FOUR_CHARTS[1], "four")
         charts = [*self.query("#charts Part")]

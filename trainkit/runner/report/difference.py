@@ -1,21 +1,22 @@
-"""In what two runs differ before they start: their recipes, their plans, and the environments they ran in."""
+"""Differences between two runs: their recipes, plans and environments."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import MachineError
-from trainkit.files import read_json, read_whole
-from trainkit.launch_plan.model import Plan, plan_from_json
+from trainkit.files import read_whole
+from trainkit.launch_plan.model import Plan
 from trainkit.launch_plan.render.explain import decisions, leaves
 from trainkit.recipe.secrets import MASK, mask_line, mask_words, secret_keys, why_secret
 from trainkit.recipe.yaml_reader import compose_bytes
 from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import RunInfo
+from trainkit.runner.rundir.listing import RunInfo, read_plan
 
 # Name -> the values of the first and of the second run; None where one has none.
 Difference = dict[str, tuple[Any, Any]]
@@ -60,10 +61,9 @@ def recipe_values(layout: RunLayout) -> dict[str, Any]:
 
 
 def _plan(layout: RunLayout) -> Plan | None:
-    try:
-        return plan_from_json(read_json(layout.plan, below=layout.root))
-    except (MachineError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None
+    with contextlib.suppress(MachineError):
+        return read_plan(layout)
+    return None
 
 
 def _decisions(plan: Plan | None) -> dict[str, Any]:

@@ -312,10 +312,15 @@ def remarks(attempt: AttemptLayout, verdict: Verdict) -> list[str]:
     return found + [f"most likely: {cause}" for cause in causes]
 
 
+def log_of_rank(attempt: AttemptLayout, rank: int) -> Path | None:
+    """The file of a rank's errors, or of its output where it has written none; None where it has written nothing."""
+    logs = (attempt.log(rank, stream) for stream in ("err", "out"))
+    return next((log for log in logs if last_lines(log, 1)), None)
+
+
 def _log(verdict: Verdict, attempt: AttemptLayout) -> Path | None:
     if verdict.failure in ("program", "rank") and verdict.rank is not None:
-        logs = [attempt.log(verdict.rank, stream) for stream in ("err", "out")]
-        return next((log for log in logs if last_lines(log, 1)), None)
+        return log_of_rank(attempt, verdict.rank)
     if verdict.failure == "launcher":
         return attempt.launcher_log
     return attempt.preparation_log if verdict.failure == "preparation" else None

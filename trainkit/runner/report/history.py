@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from trainkit.runner.report.progress import LARGEST, Progress, Tail
+from trainkit.decode import finite, whole
+from trainkit.metrics import PREFIX
+from trainkit.runner.report.progress import Progress, Tail
 
 PHASE = "phases."  # before the name of a phase: seconds of it in a step
-HUGE = 1e300  # of a value that a curve can be scaled with; JSON may also have NaN and Infinity
+NUMBERS = (float, int, NoneType)  # of JSON, without true and false
+NO_CHART = frozenset({"seconds", f"{PREFIX}seconds"})  # times without their steps say nothing
 NO_CURVES = frozenset({"step", "elapsed", "event"})
 
 
@@ -24,13 +29,13 @@ class Curve:
     values: list[float | None] = field(default_factory=list)
 
     def add(self, step: int, value: float | None) -> None:
-        """The value of a later step; of one that is there, nothing changes."""
+        """Add the value of a later step; a step that has a value keeps it."""
         if not self.steps or self.steps[-1] < step:
             self.steps.append(step)
             self.values.append(value)
 
     def cut(self, step: int) -> None:
-        """Forget what is behind a step: training has gone back to it."""
+        """Drop the values after a step: training has gone back to it."""
         keep = bisect_right(self.steps, step)
         del self.steps[keep:], self.values[keep:]
 
@@ -38,20 +43,22 @@ class Curve:
 class History:
     """The metrics of one run, read from where they were left.
 
-    start: the latest start record, with what the trainer says of itself. curves: by the names of the metrics (`loss`,
+    start: the latest start record, with what the trainer says of itself. first_step: after which the run began, which
+    is not 0 where it goes on from another run's checkpoint. curves: by the names of the metrics (`loss`,
     `eval_loss`, `learning_rate`, `samples_per_second`, …) and `phases.<phase>`. progress: as in the console.
     A restart from a checkpoint replaces what lay behind that.
     """
 
     def __init__(self, metrics: Path) -> None:
         self.start: Mapping[str, Any] = {}
-        self.curves: dict[str, Curve] = {}
+        self.first_step = 0
+        self.curves = defaultdict[str, Curve](Curve)
         self.times = Curve()
         self.progress = Progress()
         self._tail = Tail(metrics, kept=False)
 
     def read(self) -> bool:
-        """Take what is new; whether there was anything."""
+        """Read what is new; False if there was nothing."""
         any_new = False
         for record in self._tail.records():
             any_new = True
@@ -67,30 +74,22 @@ class History:
         before = self.progress.logged
         self.progress = self.progress.take(record, time.monotonic())
         if record.get("event") == "start":
+            if not self.start:
+                self.first_step = self.progress.logged
             self.start = record
             for curve in (self.times, *self.curves.values()):
                 curve.cut(self.progress.logged)
             return
-        step = record.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < LARGEST:
+        if (step := whole(record.get("step"))) is None:
             return
         began, elapsed = finite(self.start.get("time")), finite(record.get("elapsed"))
         if began is not None and elapsed is not None:
             self.times.add(step, began + elapsed)
-        for name, value in _numbers(record, max(1, step - before)):
-            self.curves.setdefault(name, Curve()).add(step, value)
-
-
-def _numbers(record: Mapping[str, Any], steps: int) -> Iterator[tuple[str, float | None]]:
-    """What a record has for curves. steps: since the record before, over which its phases are summed."""
-    for name, value in record.items():
-        if name == "phases" and isinstance(value, Mapping):
-            parts = ((f"{PHASE}{phase}", finite(seconds)) for phase, seconds in value.items())
-            yield from ((phase, seconds / steps) for phase, seconds in parts if seconds is not None)
-        elif name not in NO_CURVES and (value is None or isinstance(value, int | float)):
-            yield name, finite(value)
-
-
-def finite(value: object) -> float | None:
-    """A number; None for anything else, and for what a file has for infinity or NaN, or beyond a float's range."""
-    return float(value) if isinstance(value, int | float) and -HUGE < value < HUGE else None
+        steps = max(1, step - before)  # since the record before, over which the phases are summed
+        for name, value in record.items():
+            if name == "phases" and isinstance(value, dict):
+                for phase, seconds in value.items():
+                    if (known := finite(seconds)) is not None:
+                        self.curves[f"{PHASE}{phase}"].add(step, known / steps)
+            elif name not in NO_CURVES and type(value) in NUMBERS:
+                self.curves[name].add(step, finite(value))

@@ -13,13 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainkit.decode import LARGEST, finite, whole
 from trainkit.files import open_regular, parse_json, read_end
 from trainkit.heartbeat import PHASES
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.rundir.layout import AttemptLayout
 from trainkit.runner.watch.heartbeats import Heartbeats, RankBeat
-from trainkit.text import format_duration, format_measure, format_memory, format_rate
+from trainkit.text import format_duration, format_measure, format_memory, format_rate, format_size
 
 CHUNK = 1 << 18
 PREPARING_SECONDS = 1.0  # between two lines of a preparation's output where there is no live line
@@ -28,7 +29,6 @@ TAIL_BYTES = 1 << 16
 LONGEST_LINE = 1 << 22  # bytes of a record; trainkit writes none as long
 BAR = 12  # characters
 NEWEST = 0.1  # weight of the latest pace in the smoothed pace
-LARGEST = 1 << 53  # a step or a number of seconds
 RECENT = 50  # lines of steps that show how fast a run is
 
 
@@ -68,10 +68,13 @@ class Tail:
     def records(self) -> Iterator[dict[str, Any]]:
         """The complete objects of a JSON-lines file.
 
-        An incomplete last line is kept for later, an invalid line is skipped.
+        An incomplete last line is kept for later, an invalid line is skipped. A line that is too long ends the reading.
         """
         while data := self.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > LONGEST_LINE:
+                self._rest, self.refusal = b"", f"{self._path} has a line of more than {format_size(LONGEST_LINE)}"
+                return
             for line in lines:
                 with contextlib.suppress(ValueError):  # an incomplete line that a restarted writer has appended to
                     record = parse_json(line)
@@ -110,26 +113,26 @@ class Progress:
         """After one more record of metrics.jsonl."""
         if record.get("event") == "start":
             first, evaluates, saves = (
-                _whole(record.get(name)) or 0 for name in ("first_step", "evaluates_every", "saves_every")
+                whole(record.get(name)) or 0 for name in ("first_step", "evaluates_every", "saves_every")
             )
-            known = replace(self, total=_whole(record.get("steps")), step=first, logged=first)
+            known = replace(self, total=whole(record.get("steps")), step=first, logged=first)
             return replace(known, evaluates_every=evaluates, saves_every=saves)
-        step = _whole(record.get("step"))
+        step = whole(record.get("step"))
         if step is None:
             return self
         if found := evaluation_of(record):
-            took = _number_or_none(record.get(f"{PREFIX}seconds")) or 0.0
+            took = finite(record.get(f"{PREFIX}seconds"), LARGEST) or 0.0
             return replace(self, evaluation=found, evaluation_seconds=took)
         if "loss" not in record:
             return self
-        steps, seconds = step - self.logged, _number_or_none(record.get("seconds"))
-        known = replace(self, step=max(step, self.step), logged=step, latest=record, seen=now)
-        if not self.latest or steps <= 0 or seconds is None:
-            return known
-        before, paces = self.seconds_per_step or 0.0, self.paces + 1
         # Whole steps between two records: a run may log every n-th.
-        pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
-        return replace(known, seconds_per_step=pace, paces=paces)
+        steps, seconds = step - self.logged, finite(record.get("seconds"), LARGEST)
+        pace, paces = self.seconds_per_step, self.paces
+        if self.latest and steps > 0 and seconds is not None:
+            before, paces = pace or 0.0, paces + 1
+            pace = before + (seconds / steps - before) * max(1 / paces, NEWEST)
+        done = max(step, self.step)
+        return replace(self, step=done, logged=step, latest=record, seen=now, seconds_per_step=pace, paces=paces)
 
     def beat(self, beat: RankBeat, now: float) -> Progress:
         """As the main rank's heartbeat says, which is ahead of the metrics."""
@@ -148,6 +151,11 @@ class Progress:
             evaluations = -(-self.total // self.evaluates_every) - self.step // self.evaluates_every
         steps = (self.total - self.step) * self.seconds_per_step
         return max(0.0, steps + evaluations * self.evaluation_seconds - (now - self.seen))
+
+    @property
+    def position(self) -> str:
+        """``step 20/300``, or ``step 20`` where the last one is unknown."""
+        return f"step {self.step}/{self.total}" if self.total else f"step {self.step}"
 
     @property
     def following(self) -> str:
@@ -169,33 +177,27 @@ NOW: Mapping[str, str] = {"start": "starting", "evaluation": "evaluating", "chec
 
 def read_progress(metrics: Path) -> Progress:
     """The progress by a run's metrics so far; of those of the steps only the latest are parsed."""
-    progress, recent = Progress(), deque[bytes](maxlen=RECENT)
-
-    def parsed(line: bytes) -> None:
-        nonlocal progress
+    progress = Progress()
+    for line in _latest_lines(metrics):
         with contextlib.suppress(ValueError):  # torn
             record = parse_json(line)
             progress = progress.take(record, 0.0) if isinstance(record, dict) else progress
-
-    with contextlib.suppress(OSError), os.fdopen(open_regular(metrics), "rb") as file:
-        while len(line := file.readline(LONGEST_LINE)) not in (0, LONGEST_LINE):
-            if b'"event"' in line or b'"eval_loss"' in line:
-                parsed(line)
-            else:
-                recent.append(line)
-    for line in recent:
-        parsed(line)
     return progress
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
-
-
-def _number_or_none(value: object) -> float | None:
-    """None also for what no arithmetic is done with: NaN, infinity, and numbers that only a broken program writes."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and -LARGEST < value < LARGEST else None  # type: ignore[operator, arg-type]
+def _latest_lines(metrics: Path) -> Iterator[bytes]:
+    """All starts and evaluations, and the latest steps before each start and before the end."""
+    recent = deque[bytes](maxlen=RECENT)
+    with contextlib.suppress(OSError), os.fdopen(open_regular(metrics), "rb") as file:
+        while len(line := file.readline(LONGEST_LINE)) not in (0, LONGEST_LINE):
+            if b'"eval_loss"' in line:
+                yield line
+                continue
+            recent.append(line)
+            if b'"event"' in line:  # it goes back behind these steps
+                yield from recent
+                recent.clear()
+    yield from recent
 
 
 class Relay:
@@ -283,11 +285,10 @@ class Relay:
 
 def live_line(progress: Progress, now: float, width: int) -> str:
     """The line for a terminal of this width. In a narrow one the bar is dropped, and the parts wrap into more rows."""
-    head = f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
     remaining = progress.remaining(now)
     left = [f"{format_duration(remaining)} left"] if remaining is not None else []
     loss, *rest = _parts(progress.latest) if progress.latest else [""]
-    parts = [part for part in (head, loss, *left, *rest, progress.following) if part]
+    parts = [part for part in (progress.position, loss, *left, *rest, progress.following) if part]
     if progress.total:
         filled = min(BAR, BAR * progress.step // progress.total)
         whole = f"[{'#' * filled}{'.' * (BAR - filled)}] {'  '.join(parts)}"
@@ -316,9 +317,11 @@ def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
 
 def evaluation_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Loss and metrics of the record of an evaluation, by their names; empty for any other."""
+    if f"{PREFIX}loss" not in record:
+        return {}
     found = {name.removeprefix(PREFIX): value for name, value in record.items() if name.startswith(PREFIX)}
     found.pop("seconds", None)
-    return found if "loss" in found else {}
+    return found
 
 
 def _parts(record: Mapping[str, Any]) -> list[str]:

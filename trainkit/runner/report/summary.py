@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.decode import decode
-from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_json_lines, read_record, read_whole, write_json
+from trainkit.files import LARGEST, RECORD, parse_json, read_json, read_record, read_whole, write_json
 from trainkit.launch_plan.model import Plan, plan_from_json
 from trainkit.planner.expected import EXPECTED
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.foresight import compared
 from trainkit.runner.report.foresight import rows as foresight_rows
 from trainkit.runner.report.gpu_watch import GpuWatch
-from trainkit.runner.report.progress import Progress
+from trainkit.runner.report.progress import Progress, read_progress
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.records import NOT_OBSERVED, PACES, UNSEEN, Count, Seconds, read_observations
-from trainkit.runner.watch.timing import BY_RANK, stragglers
+from trainkit.runner.rundir.records import NOT_OBSERVED, UNSEEN, Count, Seconds, read_observations
+from trainkit.runner.watch.timing import saved_paces, stragglers
 from trainkit.text import (
     KIB,
     MIB,
@@ -264,7 +264,7 @@ def build_summary(
         "world_size": plan.topology.world_size,
         "global_batch": plan.batch.global_,
         **_seen_in_ranks(plan, layout),
-        "stragglers": _stragglers(layout),
+        "stragglers": stragglers(saved_paces(str(layout.attempts[-1].root))) if layout.attempts else [],
         **({"damaged": damage} if damage else {}),
         "training_digest": plan.training_digest,
         "recipe_digest": plan.recipe_digest,
@@ -306,12 +306,6 @@ def by_ranks(accounts: Mapping[str, Summary]) -> dict[str, Summary]:
         name = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
         found[name] = accounts[str(ranks[0])]
     return found
-
-
-def _stragglers(layout: RunLayout) -> list[dict[str, Any]]:
-    path = layout.attempts[-1].root / PACES if layout.attempts else None
-    known = read_record(path, BY_RANK, below=layout.root) if path else None
-    return stragglers({int(rank): pace for rank, pace in (known or {}).items()})
 
 
 def render_summary(summary: Summary, run_dir: Path) -> str:
@@ -535,13 +529,11 @@ def profile_rows(profile: Summary | None) -> Iterator[tuple[str, str]]:
 def write_summary(layout: RunLayout) -> None:
     """Write the summary of a run that has ended. Raises OSError, and ValueError, KeyError or TypeError for no run."""
     plan, status = plan_from_json(read_json(layout.plan)), read_json(layout.status)
-    progress, watch = Progress(), GpuWatch(plan.cards, layout.cards)
-    for record in read_json_lines(layout.metrics):
-        progress = progress.take(record, 0.0)
+    watch = GpuWatch(plan.cards, layout.cards)
     watch.recall()
     verdict = Verdict(**{name: status[name] for name in Verdict._fields})
     seconds = (status["ended"] or time.time()) - status["started"]
-    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, progress, watch))
+    write_json(layout.summary, build_summary(plan, layout, verdict, seconds, read_progress(layout.metrics), watch))
 
 
 if __name__ == "__main__":

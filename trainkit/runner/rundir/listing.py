@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainkit.errors import MachineError
 from trainkit.files import (
     LARGEST,
+    RECORD,
     hold_lock,
     is_locked,
     parse_json,
@@ -26,7 +28,7 @@ from trainkit.files import (
     remove_file,
     remove_tree,
 )
-from trainkit.launch_plan.model import Text
+from trainkit.launch_plan.model import Plan, Text, plan_from_json
 from trainkit.planner.resume import FOLDER, SavedCheckpoint, written_by_rank
 from trainkit.runner.rundir.layout import MANIFEST, RunLayout, subfolders
 from trainkit.runner.rundir.records import Status
@@ -94,6 +96,20 @@ def read_run(path: Path) -> RunInfo:
     plan = _of_plan(read_json(layout.plan))
     known = (status.started, status.ended, read_json(layout.summary), status.rank)
     return RunInfo(layout, *known, *plan, host=status.host or "")
+
+
+def read_plan(layout: RunLayout, *, own: bool = False) -> Plan:
+    """The plan of a run. MachineError where there is none, or it cannot be read.
+
+    own: as for `files.read_whole`, where what it says is started.
+    """
+    try:
+        plan = plan_from_json(parse_json(read_whole(layout.plan, RECORD, own=own, below=layout.root)))
+        if not plan.commands:
+            raise ValueError("it starts nothing")
+        return plan
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MachineError(f"{layout.plan} cannot be read: {error}", hint="start its recipe again") from error
 
 
 def read_status(layout: RunLayout) -> Status | None:

@@ -15,6 +15,7 @@ from trainkit.runner.supervisor.registered_ranks import WRAPPER
 from trainkit.runner.watch.dumping import RankView
 
 REFRESH_SECONDS = 1.0  # between looks for ranks that have started or ended
+START_SECONDS = 0.2  # while there are none
 
 
 class RankBeat(NamedTuple):
@@ -46,7 +47,7 @@ class Heartbeats:
     def read(self) -> dict[int, RankBeat]:
         """The ranks whose programs have attached, by their numbers."""
         now = time.monotonic()
-        if LINUX and now - self._looked > REFRESH_SECONDS:
+        if LINUX and now - self._looked > (REFRESH_SECONDS if self._views else START_SECONDS):
             self._looked = now
             self._find()
         found = {}

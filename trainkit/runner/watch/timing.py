@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainkit.decode import DecodeError, decode
-from trainkit.files import publish
-from trainkit.heartbeat import CHECKPOINT, EVALUATION, PHASES, STEPS, read_paces
+from trainkit.files import publish, read_record
+from trainkit.heartbeat import CHECKPOINT, EVALUATION, PHASES, STEPS
 from trainkit.runner.rundir.records import PACES, Name, RankKey, Seconds, run_of
 
 LEAST_SECONDS = 120.0  # the lowest limit, if the recipe sets none
@@ -102,9 +102,8 @@ class Pace(NamedTuple):
 BY_RANK: Any = Mapping[RankKey, Pace]
 
 
-def pace_of(host: str, page: bytes) -> Pace | None:
-    """The pace by a rank's page; None if it has made too few steps."""
-    steps = read_paces(page) if page else []
+def pace_of(host: str, steps: Sequence[tuple[float, float]]) -> Pace | None:
+    """The pace by a rank's latest steps, as `read_paces` has them; None for too few."""
     if len(steps) < FEW_PACES:
         return None
     return Pace(host, *(round(median([each[part] for each in steps]), 6) for part in (0, 1)))
@@ -126,6 +125,12 @@ def stragglers(paces: Mapping[int, Pace]) -> list[dict[str, Any]]:
         if pace.own > SLOWER * usual and pace.own - usual > SHARE * step
     ]
     return sorted(slow, key=lambda each: -float(str(each["own_seconds"])))
+
+
+def saved_paces(attempt_dir: str) -> dict[int, Pace]:
+    """The paces of all ranks as they were saved last; none of a single rank."""
+    known = read_record(os.path.join(attempt_dir, PACES), BY_RANK, below=run_of(attempt_dir))
+    return {int(rank): pace for rank, pace in (known or {}).items()}
 
 
 def save_paces(attempt_dir: str, own: Mapping[int, Pace], kept: Iterable[Mapping[str, Any]]) -> None:

@@ -125,7 +125,7 @@ class Watch:
 
     def paces(self) -> dict[int, Pace]:
         """The paces of this node's ranks, including those that have ended."""
-        found = {rank: pace_of(view.record.host, view.bytes()) for rank, view in self._views.items()}
+        found = {rank: pace_of(view.record.host, read_paces(view.bytes())) for rank, view in self._views.items()}
         return {rank: pace for rank, pace in found.items() if pace is not None}
 
     def finish(self) -> None:

@@ -18,12 +18,11 @@ from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.schema.cluster import Cluster
 from trainkit.runner.report.progress import Progress, Tail, plain_line
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import read_run, read_status
+from trainkit.runner.rundir.listing import read_plan, read_run, read_status
 from trainkit.runner.rundir.records import Status, read_records
 from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
 from trainkit.schedulers.base import Answer, EndedError, Job, JobState, Query, RefusedError, Scheduler, expand
 from trainkit.schedulers.client import answer_or, ask
-from trainkit.schedulers.jobs.job_script import read_plan
 from trainkit.schedulers.jobs.records import (
     SUPERVISED,
     Submission,

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ExitCode, MachineError
-from trainkit.files import RECORD, parse_json, read_whole
-from trainkit.launch_plan.model import Plan, Variable, bind_words, plan_from_json
+from trainkit.launch_plan.model import Plan, Variable, bind_words
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import own_checkpoints, read_status
+from trainkit.runner.rundir.listing import own_checkpoints, read_plan, read_status
 from trainkit.runner.rundir.records import Pids, Status
 from trainkit.runner.supervisor.processes import ProcessId, signal_holder, signal_name
 from trainkit.schedulers.base import Job, JobState, RefusedError
@@ -362,17 +361,6 @@ def say(text: str) -> None:
 def ended_nowhere() -> dict[str, None]:
     """The fields of an end, for a run that goes on."""
     return dict.fromkeys(("ended", "exit_code", "failure", "why", "rank", "signal"))
-
-
-def read_plan(layout: RunLayout, *, own: bool = False) -> Plan:
-    """The plan of a run directory. MachineError where there is none, or it cannot be read.
-
-    own: as for `files.read_whole`, where what it says is started.
-    """
-    try:
-        return plan_from_json(parse_json(read_whole(layout.plan, RECORD, own=own, below=layout.root)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MachineError(f"{layout.plan} cannot be read: {error}", hint="submit the recipe again") from error
 
 
 def newest_step(layout: RunLayout, plan: Plan) -> int:

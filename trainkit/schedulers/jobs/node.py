@@ -22,7 +22,7 @@ from trainkit.runner.nodes.assembly import Rendezvous, comparable_leaves, report
 from trainkit.runner.nodes.roll_call import RefusedRunError, ReportedElsewhereError
 from trainkit.runner.rundir.code_state import write_code
 from trainkit.runner.rundir.layout import RunLayout, subfolders
-from trainkit.runner.rundir.listing import read_status
+from trainkit.runner.rundir.listing import read_plan, read_status
 from trainkit.runner.rundir.records import Pids
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled, signal_name
 from trainkit.schedulers.base import Allocation, Place, Scheduler
@@ -31,7 +31,6 @@ from trainkit.schedulers.jobs.job_script import (
     NOTHING_RUNS,
     ended_nowhere,
     newest_step,
-    read_plan,
     say,
     signal_node_0,
 )

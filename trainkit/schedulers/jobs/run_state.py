@@ -64,6 +64,11 @@ class RunState:
     attempt: int = 1
 
     @property
+    def title(self) -> str:
+        """The word as people read it."""
+        return self.word.replace("_", " ")
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
         return self.word not in ("queued", "starting", "running", "requeued", "unknown")

@@ -8,25 +8,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainkit.decode import finite, whole
 from trainkit.errors import MachineError
-from trainkit.files import read_json
-from trainkit.launch_plan.model import Plan, plan_from_json
+from trainkit.launch_plan.model import Plan
 from trainkit.recipe.secrets import mask_words
 from trainkit.runner.report.progress import Progress, read_progress
 from trainkit.runner.report.summary import NOT_FINITE, headline, own_results
-from trainkit.runner.rundir.listing import RunInfo
+from trainkit.runner.rundir.listing import RunInfo, read_plan
 from trainkit.runner.watch.heartbeats import Heartbeats
 from trainkit.schedulers.jobs.run_state import Jobs, RunState, state_of
-
-HUGE = 1e300  # no measurement is as large
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a run stands at one moment. What is not known is None, as is what is infinite or not a number.
 
-    step, total: the latest step that is done, and the last one. loss: of the latest logged step. diverged: that is no
-    finite number. evaluation: name and value of the number that decides (`headline`). left: seconds to the end.
+    step, total: the latest step that is done, and the last one. loss: of the latest logged step. diverged: it is not
+    finite. evaluation: name and value of the number that decides (`headline`). left: seconds to the end.
     memory_bytes: of rank 0 while it runs, then the peak of the largest rank. phase: of rank 0, on this machine.
     """
 
@@ -43,11 +41,6 @@ class Standing:
     seconds_per_step: float | None = None
     memory_bytes: int | None = None
     phase: str = ""
-
-    @property
-    def word(self) -> str:
-        """The state for people."""
-        return self.state.word.replace("_", " ")
 
     @property
     def exit_code(self) -> int | None:
@@ -126,7 +119,8 @@ TEXTS = ("name", "state", "program", "strategy", "launcher", "host")  # the othe
 def standing_of(run: RunInfo, jobs: Jobs | None = None) -> Standing:
     """How a run stands now. jobs: what was asked of the schedulers before.
 
-    Of a run that is over its summary tells; of any other its metrics, and the heartbeat where it runs on this machine.
+    The figures of a run that is over are those of its summary; of any other they are read from its metrics, and from
+    its heartbeat if it runs on this machine.
     """
     standing = Standing(run, state_of(run.layout, jobs))
     if standing.state.is_over and run.summary and standing.state.word != "lost":  # that would be an earlier start's
@@ -138,7 +132,7 @@ def standing_of(run: RunInfo, jobs: Jobs | None = None) -> Standing:
 
 def _ended(standing: Standing) -> Standing:
     summary = standing.run.summary
-    step, total = _whole(summary.get("steps")), _whole(summary.get("total_steps"))
+    step, total = whole(summary.get("steps")), whole(summary.get("total_steps"))
     if total is None and standing.state.word == "done" and not summary.get("stopped_early"):
         total = step
     ranks, reasons = summary.get("memory"), summary.get("reasons")
@@ -148,13 +142,13 @@ def _ended(standing: Standing) -> Standing:
         standing,
         step=step,
         total=total,
-        loss=_number(summary.get("final_loss")),
+        loss=finite(summary.get("final_loss")),
         diverged=isinstance(reasons, Mapping) and reasons.get("final_loss") == NOT_FINITE,
         evaluation=_evaluation(summary),
-        tokens_per_second=_number(summary.get("tokens_per_second")),
-        samples_per_second=_number(summary.get("samples_per_second")),
-        seconds_per_step=_number(summary.get("step_seconds")),
-        memory_bytes=max((each for each in map(_whole, used) if each is not None), default=None),
+        tokens_per_second=finite(summary.get("tokens_per_second")),
+        samples_per_second=finite(summary.get("samples_per_second")),
+        seconds_per_step=finite(summary.get("step_seconds")),
+        memory_bytes=max((each for each in map(whole, used) if each is not None), default=None),
     )
 
 
@@ -163,8 +157,8 @@ def _by_metrics(standing: Standing) -> Standing:
     progress, own, plan = read_progress(layout.metrics), dict[str, Any](), None
     if progress.total is None and standing.run.launched.get("program") != "builtin":
         plan, own = _own_program(standing)
-        steps = _whole(own.get("steps")) or 0
-        progress = replace(progress, total=_whole(own.get("total_steps")), step=max(progress.step, steps))
+        steps = whole(own.get("steps")) or 0
+        progress = replace(progress, total=whole(own.get("total_steps")), step=max(progress.step, steps))
     if is_running:
         progress = _with_heartbeat(progress, standing)
     latest, evaluated = progress.latest or {}, dict(progress.evaluation)
@@ -175,14 +169,14 @@ def _by_metrics(standing: Standing) -> Standing:
         standing,
         step=progress.step if progress.step or progress.total is not None else None,
         total=progress.total,
-        loss=_number(latest.get("loss", own.get("final_loss"))),
+        loss=finite(latest.get("loss", own.get("final_loss"))),
         diverged="loss" in latest and latest["loss"] is None,  # as the trainer logs it
         evaluation=_evaluation({"eval_loss": evaluated.pop("loss", own.get("eval_loss")), "metrics": evaluated}),
-        left=_number(progress.remaining(0.0)) if is_running else None,
-        tokens_per_second=_number(latest.get("tokens_per_second")),
-        samples_per_second=_number(samples),
-        seconds_per_step=_number(progress.seconds_per_step),
-        memory_bytes=_whole(latest.get("memory_bytes")),
+        left=finite(progress.remaining(0.0)) if is_running else None,
+        tokens_per_second=finite(latest.get("tokens_per_second")),
+        samples_per_second=finite(samples),
+        seconds_per_step=finite(progress.seconds_per_step),
+        memory_bytes=whole(latest.get("memory_bytes")),
         phase=progress.phase,
     )
 
@@ -191,37 +185,23 @@ def _own_program(standing: Standing) -> tuple[Plan | None, dict[str, Any]]:
     """The plan of a program that writes no metrics of trainkit's, and what its own result files say so far."""
     layout = standing.run.layout
     try:
-        plan = plan_from_json(read_json(layout.plan))
-        return plan, own_results(plan, layout, standing.run.started or 0.0)
-    # It is damaged, or of another version.
-    except (MachineError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
+        plan = read_plan(layout)
+    except MachineError:
         return None, {}
+    return plan, own_results(plan, layout, standing.run.started or 0.0)
 
 
 def _with_heartbeat(progress: Progress, standing: Standing) -> Progress:
     """The progress as rank 0's heartbeat has it, where the run is on this machine."""
     for attempt in standing.run.layout.attempts[-1:]:
-        beats = Heartbeats(attempt, {0})
-        try:
+        with contextlib.closing(Heartbeats(attempt, {0})) as beats:
             for beat in beats.read().values():
                 progress = progress.beat(beat, 0.0)
-        finally:
-            beats.close()
     return progress
 
 
 def _evaluation(summary: Mapping[str, Any]) -> tuple[str, float] | None:
     with contextlib.suppress(OverflowError):  # an integer of hundreds of digits
         name, value = headline(summary) or ("", None)
-        return None if _number(value) is None else (name, float(value or 0))
+        return None if finite(value) is None else (name, float(value or 0))
     return None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and -HUGE < value < HUGE:
-        return float(value)
-    return None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
