@@ -310,7 +310,7 @@ def test_a_run_without_a_step_says_what_it_waits_for(tmp_path: Path) -> None:
     ("program", "text"),
     [
         ("builtin", "no values"),
-        ("hf", "no curves here: `trainkit report 1ceb19` draws those of Trainer's log"),
+        ("hf", "no values"),
         ("torch", "no curves: only the built-in trainer and Trainer log metrics"),
     ],
 )
@@ -321,6 +321,27 @@ def test_an_ended_run_without_curves_promises_none(tmp_path: Path, program: str,
     async def steps(shown: Shown) -> None:
         assert f"  {text}\n" in f"{shown.text}\n"
         assert "yet" not in shown.text
+
+    show(layout, steps=steps)
+
+
+def test_a_script_on_trainer_has_the_curves_and_the_step_of_trainers_log(tmp_path: Path) -> None:
+    layout = running(made_run(tmp_path, steps=0))
+    layout.plan.write_text(json.dumps(plan_to_json(replace(PLAN, program=Choice("hf", "")))))
+
+    async def steps(shown: Shown) -> None:
+        assert "no values yet: Trainer writes its log with a checkpoint, and at the end" in shown.text
+        log = [{"step": 2, "loss": 3.5}, {"step": 4, "loss": 2.5}, {"step": 4, "eval_loss": 2.25}]
+        (layout.root / "output").mkdir()
+        state = {"global_step": 4, "max_steps": 9, "log_history": log}
+        (layout.root / "output" / "trainer_state.json").write_text(json.dumps(state))
+        run = shown.screen.current
+        run._next_results = run._next_state = 0.0
+        run.read()
+        await shown.press("l")
+        assert "step 4/9" in shown.text
+        assert "loss 2.5000  evaluation loss 2.2500" in shown.text
+        assert run.history.curves["loss"].values == [3.5, 2.5]
 
     show(layout, steps=steps)
 

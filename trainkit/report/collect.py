@@ -22,9 +22,8 @@ from trainkit.recipe.secrets import mask_line, mask_private_keys, mask_values
 from trainkit.runner.report.difference import recipe_values
 from trainkit.runner.report.exit_status import Verdict
 from trainkit.runner.report.failure import LINES, describe_failure, log_of_rank
-from trainkit.runner.report.history import Curve, History
+from trainkit.runner.report.history import Curve, History, trainer_curves
 from trainkit.runner.report.progress import last_lines
-from trainkit.runner.report.summary import trainer_log
 from trainkit.runner.rundir.code_state import read_code
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import RunInfo, read_plan
@@ -38,7 +37,6 @@ READ = 20_000  # lines of the predictions
 FIRST, WORST = 10, 10  # that are shown
 ROWS = 3  # of the data, that are shown with what is learned
 CULPRITS = 4  # ranks of an attempt whose last lines are shown
-NO_METRICS = ("_runtime", "_per_second", "epoch", "total_flos")  # the ends of names in Trainer's log
 Pieces = tuple[tuple[str, bool], ...]  # of a row: text, and whether it is learned
 
 
@@ -89,7 +87,12 @@ def collect(info: RunInfo, label: str, environ: Mapping[str, str]) -> Collected:
     return Collected(
         label,
         standing,
-        {**_of_trainer(plan, info), **history.curves, **_of_steps(history), **_of_cards(layout, history.times)},
+        {
+            **trainer_curves(plan, layout, info.started or 0.0),
+            **history.curves,
+            **_of_steps(history),
+            **_of_cards(layout, history.times),
+        },
         history.times,
         history.start,
         history.first_step,
@@ -159,19 +162,6 @@ def _plan(layout: RunLayout) -> tuple[Plan | None, str]:
         return plan, mask_values(table.render(plan))
     except MachineError as error:
         return None, str(error)
-
-
-def _of_trainer(plan: Plan | None, info: RunInfo) -> dict[str, Curve]:
-    """What a script on Trainer has logged, which has its metrics by the names of the built-in trainer's."""
-    found: dict[str, Curve] = {}
-    for entry in trainer_log(plan, info.layout, info.started or 0.0) if plan else ():
-        if not (step := whole(entry.get("step"))):
-            continue
-        for name, value in entry.items():
-            known = name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS)
-            if known and isinstance(value, int | float):
-                found.setdefault(name, Curve()).add(step, finite(value))
-    return found
 
 
 def _failures(layout: RunLayout, state: RunState) -> Iterator[tuple[str, str]]:

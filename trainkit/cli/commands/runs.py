@@ -261,7 +261,7 @@ def show(
     if info.summary and is_over:
         write_text(render_summary(info.summary, info.layout.root) + "\n")
     write_text("".join(f"{line}\n" for line in ends_of_logs(info)))
-    run = info.layout.short_id
+    run = info.layout.short_id if root == "runs" else shlex.quote(str(info.layout.root))
     write_text(f"next: trainkit report {run}\n" if is_over else f"next: trainkit watch {run}, trainkit logs {run} -f\n")
 
 

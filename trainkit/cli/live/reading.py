@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.cli.diagnostics import one_line
+from trainkit.decode import whole
 from trainkit.errors import MachineError
 from trainkit.files import parse_json, read_end, read_json
 from trainkit.heartbeat import PHASES
-from trainkit.runner.report.history import History
+from trainkit.runner.report.history import History, trainer_curves
 from trainkit.runner.report.progress import last_lines
+from trainkit.runner.report.summary import own_results
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
 from trainkit.runner.rundir.listing import read_plan, read_status
 from trainkit.runner.rundir.records import RankRecord, Status, read_records
@@ -25,6 +29,7 @@ from trainkit.schedulers.jobs.run_state import RunState, state_of
 from trainkit.text import format_duration, format_seconds, pluralize
 
 HERE_SECONDS, QUEUE_SECONDS = 2.0, 15.0  # between two looks at the state; a scheduler is asked more seldom
+RESULT_SECONDS = 10.0  # between two looks at the files that Trainer writes
 CARDS_BYTES = 1 << 14  # of the end of cards.jsonl: a sample of sixteen GPUs takes two thousand
 LINES = 60  # of a log
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -66,17 +71,16 @@ class LiveRun:
         self.log_of = ""
         self.looks = 0  # how often it was read
         self.shown_rank: int | None = None  # whose log is shown; None for the one that failed, or rank 0
-        plan = None
+        self._plan = plan = None
         with contextlib.suppress(MachineError):  # damaged, or of another version: less is known then
-            plan = read_plan(layout)
+            self._plan = plan = read_plan(layout)
         self.world_size = plan.topology.world_size if plan else 1
         self._foresight = plan and plan.foresight
-        self._program = plan.program.kind if plan else "builtin"
         self._cards = {each.uuid: f"GPU {each.index}" for each in plan.cards} if plan else {}
         self._attempt: AttemptLayout | None = None
         self._beats: Heartbeats | None = None
         self._beating = False
-        self._next_state = 0.0
+        self._next_state = self._next_results = 0.0
         self._records: dict[int, RankRecord] = {}
         self._log_seen: tuple[Path, int] | None = None
 
@@ -104,6 +108,21 @@ class LiveRun:
             with contextlib.suppress(OSError):
                 self._records = {each.rank: each for each in read_records(str(self._attempt.root))}
         self._next_state = now + (QUEUE_SECONDS if self.state.job else HERE_SECONDS)
+        is_over = self.state.is_over
+        if now >= self._next_results or (is_over and self._next_results < math.inf):  # at its end once more
+            self._next_results = math.inf if is_over else now + RESULT_SECONDS
+            self._read_own_results()
+
+    def _read_own_results(self) -> None:
+        """Steps and losses of a program that writes no metrics of trainkit's, by the files it has of its own."""
+        plan, started = self._plan, self.status.started or 0.0
+        if plan is None or plan.program.kind == "builtin":
+            return
+        found = own_results(plan, self.layout, started)
+        steps, total = (whole(found.get(name)) for name in ("steps", "total_steps"))
+        progress = self.history.progress
+        self.history.progress = replace(progress, step=max(progress.step, steps or 0), total=total or progress.total)
+        self.history.curves |= trainer_curves(plan, self.layout, started)
 
     def read_files(self) -> None:
         """Its metrics, heartbeats, memory and log."""
@@ -201,9 +220,10 @@ class LiveRun:
     @property
     def without_curves(self) -> str:
         """Why it has no curves."""
-        if self._program == "hf":
-            return f"no curves here: `trainkit report {self.short_id}` draws those of Trainer's log"
-        if self._program != "builtin":
+        kind = self._plan.program.kind if self._plan else "builtin"
+        if kind == "hf" and not self.state.is_over:
+            return "no values yet: Trainer writes its log with a checkpoint, and at the end"
+        if kind not in ("builtin", "hf"):
             return "no curves: only the built-in trainer and Trainer log metrics"
         return "no values" if self.state.is_over else "no values yet"
 

@@ -12,13 +12,17 @@ from types import NoneType
 from typing import Any
 
 from trainkit.decode import finite, whole
+from trainkit.launch_plan.model import Plan
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.progress import Progress, Tail
+from trainkit.runner.report.summary import trainer_log
+from trainkit.runner.rundir.layout import RunLayout
 
 PHASE = "phases."  # before the name of a phase: seconds of it in a step
 NUMBERS = (float, int, NoneType)  # of JSON, without true and false
 NO_CHART = frozenset({"seconds", f"{PREFIX}seconds"})  # times without their steps say nothing
 NO_CURVES = frozenset({"step", "elapsed", "event"})
+NO_METRICS = ("_runtime", "_per_second", "epoch", "total_flos")  # the ends of names in Trainer's log
 
 
 @dataclass(slots=True)
@@ -93,3 +97,19 @@ class History:
                         self.curves[f"{PHASE}{phase}"].add(step, known / steps)
             elif name not in NO_CURVES and type(value) in NUMBERS:
                 self.curves[name].add(step, finite(value))
+
+
+def trainer_curves(plan: Plan | None, layout: RunLayout, started: float) -> dict[str, Curve]:
+    """What a script on Trainer has logged in a run, which has its metrics by the names of the built-in trainer's.
+
+    started: of the run, seconds since the epoch.
+    """
+    found: dict[str, Curve] = {}
+    for entry in trainer_log(plan, layout, started) if plan else ():
+        if not (step := whole(entry.get("step"))):
+            continue
+        for name, value in entry.items():
+            known = name != "step" and not name.startswith("train_") and not name.endswith(NO_METRICS)
+            if known and isinstance(value, int | float):
+                found.setdefault(name, Curve()).add(step, finite(value))
+    return found
