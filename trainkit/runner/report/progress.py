@@ -28,6 +28,7 @@ AT_ONCE = 64  # chunks of output read before other events are handled
 TAIL_BYTES = 1 << 16
 LONGEST_LINE = 1 << 22  # bytes of a record; trainkit writes none as long
 BAR = 12  # characters
+WITH_BAR = 120  # columns, from which on a bar is drawn: in narrower terminals it would come and go with the other parts
 NEWEST = 0.1  # weight of the latest pace in the smoothed pace
 RECENT = 50  # lines of steps that show how fast a run is
 
@@ -289,7 +290,7 @@ def live_line(progress: Progress, now: float, width: int) -> str:
     left = [f"{format_duration(remaining)} left"] if remaining is not None else []
     loss, *rest = _parts(progress.latest) if progress.latest else [""]
     parts = [part for part in (progress.position, loss, *left, *rest, progress.following) if part]
-    if progress.total:
+    if progress.total and width >= WITH_BAR:
         filled = min(BAR, BAR * progress.step // progress.total)
         whole = f"[{'#' * filled}{'.' * (BAR - filled)}] {'  '.join(parts)}"
         if len(whole) < width:
