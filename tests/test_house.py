@@ -179,3 +179,9 @@ def test_nothing_else_lies_at_the_top() -> None:
     if listed.returncode:
         pytest.skip(f"git does not list this checkout: {listed.stderr}")
     assert {path.partition("/")[0] for path in listed.stdout.splitlines()} == TOP
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    # Without packages pytest takes the second for the first, and collects neither: `scripts/test --all` would not start.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
