@@ -182,6 +182,6 @@ def test_nothing_else_lies_at_the_top() -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    # Without packages pytest takes the second for the first, and collects neither: `scripts/test --all` would not start.
+    # Without packages pytest takes the second for the first and collects neither: `scripts/test --all` ends at once.
     names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name.startswith("test_"))
     assert [name for name, count in names.items() if count > 1] == []
