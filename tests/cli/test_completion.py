@@ -102,7 +102,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("trainkit run efficiency-table-small --variant ", {"bf16", "all"}, {"quickstart"}),
         ("trainkit bench efficiency-table-small --only bf16,che", {"bf16,checkpointing"}, set()),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_line_goes_on_with_what_its_command_takes(line: str, some: set[str], none: set[str]) -> None:
     found = set(offered(line))
