@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -264,6 +265,8 @@ def _help(width: int, height: int) -> Text:
 
 def show(runs: Sequence[LiveRun], look: Look) -> None:
     """Show the runs until a key ends it. Raises what went wrong meanwhile."""
+    for name in ("LINES", "COLUMNS"):  # Textual would hold them above the terminal's own size, and miss every new one
+        os.environ.pop(name, None)
     screen = WatchScreen(runs, look)
     screen.run(mouse=False)  # the terminal's own selection stays
     if screen.failure is not None:
