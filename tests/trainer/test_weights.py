@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.trainer.conftest import MakeSettings
-from trainkit.trainer.models.weights import drawn
+from trainkit.trainer.models.weights import copy_stretch, drawn
 from trainkit.trainer.setup import prepared_model
 
 pytestmark = pytest.mark.torch
@@ -94,3 +96,27 @@ def test_what_is_not_set_stays() -> None:
         nn.init.normal_(layer.weight)
     assert done == {layer.weight}
     assert torch.equal(layer.bias, before)
+
+
+SHAPES = [(8, 3), (10, 3), (2, 5), (1,), (7,)]  # of as many rows as can be divided, more, and too few
+
+
+def exchange(rank: int, ranks: int, store: str) -> None:
+    timeout = timedelta(seconds=60)
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timeout)
+    mesh = init_device_mesh("cpu", (ranks,))
+    for shape in SHAPES:
+        whole = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+        length = -(-whole.numel() // ranks)
+        found = torch.full((length,), -1, dtype=torch.bfloat16)
+        copy_stretch(distribute_tensor(whole, mesh, [Shard(0)]), length, found, torch.device("cpu"))
+        mine = whole.flatten()[rank * length : (rank + 1) * length].bfloat16()
+        assert torch.equal(found[: len(mine)], mine), shape
+        assert bool((found[len(mine) :] == -1).all()), shape
+    torch.distributed.destroy_process_group()
+
+
+def test_slices_of_rows_become_stretches_of_equal_length(tmp_path: Path) -> None:
+    processes: Any = torch.multiprocessing
+    # Raises what a rank raised.
+    processes.start_processes(exchange, (4, f"file://{tmp_path}/store"), nprocs=4, start_method="fork")

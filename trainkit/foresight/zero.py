@@ -41,6 +41,7 @@ class ZeroSettings:
     accumulated: int
     offloads_state: bool
     offloads_parameters: bool
+    swaps_parameters: bool
     prefetched: int
     live: int
     reuse: int
@@ -69,6 +70,7 @@ def settings_of(planned: Mapping[str, Any], dtype: str) -> ZeroSettings:
         accumulated=2 if "16" in accumulated else 4,
         offloads_state=offloads("offload_optimizer"),
         offloads_parameters=offloads("offload_param"),
+        swaps_parameters=(zero.get("offload_param") or {}).get("device") == "nvme",
         prefetched=size("prefetch_bucket_size", 50_000_000),
         live=size("max_live_parameters", 1_000_000_000),
         reuse=size("max_reuse_distance", 1_000_000_000),

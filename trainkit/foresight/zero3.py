@@ -36,7 +36,7 @@ class Gathered(Engine):
         self._coordinator = Coordinator(self)
 
     def _move(self) -> None:
-        """Each rank has its slices in the machine's memory; one tensor after the other is put together."""
+        """Each rank has its slices in the machine's memory; one tensor after the other becomes a shard."""
         self.device.take("buffers", self.trace.buffers, PARAMETERS)
         self.transient(self.drawn, memory=self.host)
         for number, each in enumerate(self.trace.parameters):
@@ -57,14 +57,18 @@ class Gathered(Engine):
         memory, host = self.device, self.host
         where = host if self.settings.offloads_parameters else memory
         for number, each in enumerate(self.trace.parameters):  # zero/partition_parameters.py: _partition_param
-            memory.take(("whole", number), each.bytes, PARAMETERS)
-            host.drop(("slice", number))
-            if self.held(number) != each.bytes:
-                memory.take("cast", self.held(number), PARAMETERS)
-                memory.rename("cast", ("whole", number))
+            if each.scales or self.settings.swaps_parameters:  # it is put together (trainer/parallel/zero.py)
+                memory.take(("whole", number), each.bytes, PARAMETERS)
+                host.drop(("slice", number))
+                if self.held(number) != each.bytes:
+                    memory.take("cast", self.held(number), PARAMETERS)
+                    memory.rename("cast", ("whole", number))
+            elif self.run.device != "cpu":  # room for it, which a CPU's system gives only where there are values
+                memory.take(("whole", number), self.held(number), PARAMETERS)
             place = memory if number in self._persistent and not each.trained else where
             place.take(("shard", number), self._shard_bytes(number), PARAMETERS)
             memory.drop(("whole", number))
+            host.drop(("slice", number))
         trained = [number for group in self.groups for number in group]
         size = sum(map(self._shard_bytes, trained))
         host.take("staged", size, TEMPORARIES)  # zero/utils.py: defragment

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -176,6 +177,43 @@ def gathered(slices: Any, device: str) -> Tensor:
         slices._local_tensor, ranks, slices.placements, run_check=False, shape=slices.shape, stride=slices.stride()
     )
     return cast("Any", moved).full_tensor()  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def copy_stretch(slices: Any, length: int, to: Tensor, device: torch.device) -> None:
+    """Copy this rank's stretch of `length` values of a tensor that is divided by rows; of the whole, rank r's is r-th.
+
+    Only values that lie on another rank are exchanged, and these on the given device in the format of `to`.
+    """
+    shape, mesh, rank = slices.shape, slices.device_mesh, dist.get_rank()
+    size, count, width = mesh.size(), slices.numel(), slices.numel() // max(1, shape[0])
+    rows = -(-shape[0] // size)  # as torch divides them: the last ranks may have fewer, or none
+    has = [(min(each * rows * width, count), min((each + 1) * rows * width, count)) for each in range(size)]
+    wants = [(min(each * length, count), min((each + 1) * length, count)) for each in range(size)]
+    local = slices._local_tensor.reshape(-1)
+    exchanges, arrived = [], []
+    for other in range(size):
+        start, end = _common(has[rank], wants[other])
+        mine = local[start - has[rank][0] : end - has[rank][0]]
+        if other == rank:
+            to.view(-1)[start - wants[rank][0] : end - wants[rank][0]].copy_(mine)
+            continue
+        if start < end:
+            exchanges.append(dist.P2POp(dist.isend, mine.to(device, to.dtype), other))
+        start, end = _common(has[other], wants[rank])
+        if start < end:
+            arrived.append((start - wants[rank][0], torch.empty(end - start, dtype=to.dtype, device=device)))
+            exchanges.append(dist.P2POp(dist.irecv, arrived[-1][1], other))
+    for work in dist.batch_isend_irecv(exchanges) if exchanges else ():
+        work.wait()
+    for at, values in arrived:
+        to.view(-1)[at : at + len(values)].copy_(values)
+
+
+def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """The stretch that two have in common; empty if they have none."""
+    start, end = max(one[0], other[0]), min(one[1], other[1])
+    return start, max(start, end)
 
 
 def sampled(parameter: Tensor, most: int) -> Tensor:

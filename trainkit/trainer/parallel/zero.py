@@ -29,7 +29,7 @@ from trainkit.trainer.metrics.memory_breakdown import state_tensors
 from trainkit.trainer.models.adapters import kept_tensors
 from trainkit.trainer.models.base import Model
 from trainkit.trainer.models.quantized import is_quantized, packed_parameter, quantize_later, scales
-from trainkit.trainer.models.weights import Slices, gathered, replace_parameters
+from trainkit.trainer.models.weights import Slices, copy_stretch, gathered, replace_parameters
 from trainkit.trainer.optim import DTYPES, build_optimizer
 from trainkit.trainer.parallel import Strategy
 from trainkit.trainer.parallel.single_and_ddp import STATE, HostCopies, quiet, write_state
@@ -302,24 +302,42 @@ def lend_shapes(model: Model, slices: Slices, device: torch.device) -> None:
 
 @torch.no_grad()
 def partition(model: Model, init: Any, config: Mapping[str, Any], dtype: str, device: torch.device) -> None:
-    """Divide a model's parameters, one module after the other: each is whole on the device for that moment alone.
+    """Divide a model's parameters, one module after the other.
 
-    init: DeepSpeed's class. dtype: of the computation, and so of the parameters.
+    A slice of rows becomes DeepSpeed's partition without its values ever being whole anywhere; room for the whole is
+    on the device for that moment alone. init: DeepSpeed's class. dtype: of the computation, and so of the parameters.
     """
+    slices: dict[nn.Parameter, Any] = {}
+
+    class Init(init):  # type: ignore[misc]
+        """Where there are slices, DeepSpeed's would broadcast rank 0's values."""
+
+        def _zero_init_param(self, param: Any) -> None:
+            if param not in slices:
+                super()._zero_init_param(param)
+                return
+            self._convert_to_deepspeed_param(param)
+            param.partition()
+            copy_stretch(slices.pop(param), param.ds_tensor.ds_numel, param.ds_tensor, device)
+
     for module in reversed(list(model.modules())):  # what is inside a module before itself
         mine = {name: each for name, each in module._parameters.items() if each is not None}
         for name, each in mine.items():
             if hasattr(each, "ds_id"):  # it is tied, and divided already
                 continue
-            if model.slices is not None and each in model.slices:
+            kind = DTYPES[dtype] if each.is_floating_point() else None
+            if model.slices is None or each not in model.slices:
+                each.data = each.data.to(device, kind)
+            elif is_quantized(module):
                 whole = gathered(model.slices.take(each), device.type)
-                if is_quantized(module):
-                    module._parameters[name] = packed_parameter(module, quantize_later(module, whole, device))
-                    continue
-                each.data = whole
-            each.data = each.data.to(device, DTYPES[dtype] if each.is_floating_point() else None)
+                module._parameters[name] = packed_parameter(module, quantize_later(module, whole, device))
+            elif swaps_parameters(config):  # the partition is in its file before it could be filled
+                each.data = gathered(model.slices.take(each), device.type).to(device, kind)
+            else:
+                slices[each] = model.slices.take(each)
+                each.data = torch.empty(each.shape, dtype=kind or each.dtype, device=device)
         if mine:
-            init(module=module, config_dict_or_path=config)
+            Init(module=module, config_dict_or_path=config)
 
 
 def engine_config(settings: Settings, model: Model, world: World) -> dict[str, Any]:
