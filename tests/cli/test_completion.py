@@ -66,6 +66,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     [
         ("trainkit ", {"run", "plan", "status", "completion"}, {"job", "gpus", "--help", "--fsdp"}),
         ("trainkit -", {"--version", "--help"}, {"run"}),
+        ("trainkit runs list --filter ", {"state=failed", "name="}, {"state="}),
+        ("trainkit runs list --sort -l", {"-loss", "-left"}, {"loss"}),
         ("trainkit runs ", {"list", "show", "prune"}, {"run"}),
         ("trainkit env ", {"gpus", "facts"}, {"run"}),
         ("trainkit no-such ", set(), {"run"}),

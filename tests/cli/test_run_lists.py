@@ -157,6 +157,23 @@ def test_where_there_are_no_runs_yet_the_first_one_is_proposed(trainkit: Trainki
     assert done.stderr.startswith("error: no runs in runs\n  next: start one (`trainkit run quickstart`)")
 
 
+def test_a_run_directory_that_lacks_a_file_is_named(tmp_path: Path, trainkit: Trainkit) -> None:
+    layout = make_run(tmp_path / "runs", "lora", "20260101-000000-aaaa11")
+    layout.plan.unlink()
+    for words in (("runs", "show"), ("watch", str(layout.root))):
+        done = trainkit(*words)
+        assert done.returncode == 2
+        assert "runs/lora/20260101-000000-aaaa11 has no plan.json\n" in done.stderr
+
+
+def test_a_run_with_a_damaged_status_is_not_waited_for(tmp_path: Path, trainkit: Trainkit) -> None:
+    make_run(tmp_path / "runs", "lora", "20260101-000000-aaaa11").status.write_text('{"state')
+    done = trainkit("watch")
+    assert done.returncode == 0
+    assert done.stdout.startswith("lora aaaa11  unknown")
+    assert "status.json is damaged" in done.stdout
+
+
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
 def test_a_list_fits_its_terminal_and_paths_keep_their_end(trainkit: Trainkit, width: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from trainkit.heartbeat import EVALUATION, FORWARD, OPTIMIZER, HeartbeatState
-from trainkit.runner.report.progress import Progress, Tail, last_lines, live_line, plain_line, read_progress
+from trainkit.runner.report.console import Terminal
+from trainkit.runner.report.progress import Progress, Relay, Tail, last_lines, live_line, plain_line, read_progress
+from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.watch.heartbeats import RankBeat
 from trainkit.text import format_duration, format_memory, format_rate
 
@@ -202,3 +205,24 @@ def test_a_disk_that_fails_while_metrics_are_read_is_said_and_ends_nothing() -> 
     assert tail.read() == b""
     assert tail.refusal == "/proc/self/mem cannot be read: Input/output error"
     tail.close()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_line_says_how_long_the_built_in_trainer_has_been_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_ours: bool
+) -> None:
+    leader, follower = os.openpty()
+    metrics, console = tmp_path / "metrics.jsonl", Terminal({"TERM": "xterm"}, follower, follower)
+    relay = Relay(metrics, RunLayout(tmp_path).attempt(1), console, is_ours=is_ours)
+    begun = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: begun + 12)
+    relay.turn()
+    metrics.write_text('{"event": "start", "steps": 9}\n{"step": 1, "loss": 2.0, "seconds": 1.0}\n')
+    relay.turn()
+    relay.finish()
+    shown = os.read(leader, 4096).decode()
+    os.close(leader)
+    os.close(follower)
+    assert ("starting, 12 s" in shown) is is_ours
+    assert "step 1/9" in shown
+    assert shown.rfind("starting") < shown.find("step 1/9")

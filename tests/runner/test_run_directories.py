@@ -196,6 +196,14 @@ def test_a_run_is_listed_with_who_ran_and_shown_with_its_words_and_the_end_of_it
     assert "\x1b" not in shown
     assert "of another rank" not in shown
 
+    done = list_runs(str(root), "b")[0].layout.attempt(1)
+    done.logs.mkdir(parents=True)
+    done.log(0, "out").write_text("one word\n")
+    done.log(0, "err").write_text("")
+    shown = trainkit("runs", "show", "b").stdout
+    assert "one word" in shown
+    assert "nothing in" not in shown  # where nothing has failed, that is no news
+
 
 def test_the_newest_run_is_shown_and_without_one_it_is_said(tmp_path: Path, trainkit: Trainkit) -> None:
     done = trainkit("runs", "show")

@@ -261,7 +261,7 @@ def _follow(spec: Spec, begun: _StartingRun, plan: Plan, console: Terminal, lock
     layout, begin = begun.layout, time.monotonic()
     attempt = layout.attempt(begun.assembly.start.attempt, begun.node)
     # Only node 0 shows the run's metrics.
-    relay = Relay(None if begun.node else layout.metrics, attempt, console)
+    relay = Relay(None if begun.node else layout.metrics, attempt, console, is_ours=plan.program.kind == "builtin")
     watch = GpuWatch(plan.cards, layout.cards)
     lines = [each.fd for each in begun.assembly.neighbours]
     try:

@@ -314,9 +314,12 @@ def ends_of_logs(info: RunInfo) -> Iterator[str]:
         rank = info.rank or 0
         logs = [attempt.log(rank, stream) for stream in ("out", "err")]
         logs = [log for log in logs if log.exists()] or [each for each in (attempt.launcher_log,) if each.exists()]
-        for log in logs:
-            lines = last_lines(log, _LAST)
-            yield f"{'last lines of' if lines else 'nothing in'} {log}" + (":" if lines else "")
+        found = {log: last_lines(log, _LAST) for log in logs}
+        for log, lines in found.items():
+            if lines:
+                yield f"last lines of {log}:"
+            elif info.rank is not None or not any(found.values()):
+                yield f"nothing in {log}"
             yield from (f"  | {one_line(line.expandtabs())}" for line in lines)
 
 
@@ -477,7 +480,7 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
     if word is None:
         if not (runs := listing.list_runs(root)):
             hint = "start one (`trainkit run quickstart`), or name their folder with --root"
-            raise UsageError(f"no runs in {root}", hint=hint)
+            raise UsageError(f"no runs in {root}{lacking(Path(root))}", hint=hint)
         return runs[-1:], False
     # A path first: a name may be that of a folder here. ValueError is a NUL byte in the word.
     with contextlib.suppress(OSError, ValueError):
@@ -500,8 +503,18 @@ def find_runs(word: str | None, root: str) -> tuple[list[RunInfo], bool]:
         return one_of(word, begun)
     if elsewhere := [run for each in known_roots() for run in listing.runs_of_id(word, each)]:
         return one_of(word, elsewhere)
-    what = f"{word} is neither a run directory nor a run in {root}"
+    what = f"{word} is neither a run directory nor a run in {root}{lacking(Path(word))}"
     raise UsageError(what, hint="`trainkit runs list` shows them")
+
+
+def lacking(root: Path) -> str:
+    """What is missing in the first folder that would be a run's, at or below a path."""
+    from trainkit.runner.rundir.listing import incomplete_runs
+
+    with contextlib.suppress(OSError, ValueError):  # a word that is no path
+        for path, missing in incomplete_runs(root):
+            return f": {path} has no {join_names(missing)}"
+    return ""
 
 
 def one_of(word: str, found: list[RunInfo]) -> tuple[list[RunInfo], bool]:

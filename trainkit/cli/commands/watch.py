@@ -48,7 +48,7 @@ def watch(runs: Runs = None, root: Root = "runs") -> None:
 
 
 def _print(runs: list[LiveRun]) -> None:
-    """A block of each run, then a line for each step that it has logged, and for each state, until all have ended."""
+    """A block of each run, then a line for each step that it has logged, and for each state, until no more can come."""
     from trainkit.cli.live import drawing
 
     said: dict[LiveRun, tuple[object, ...]] = {}
@@ -63,7 +63,7 @@ def _print(runs: list[LiveRun]) -> None:
                 sys.stdout.write("".join(f"{line}\n" for line in lines))
             said[run] = now
         sys.stdout.flush()
-        if all(run.state.is_over for run in runs):
+        if not any(run.state.is_followed for run in runs):
             return
         time.sleep(EVERY_SECONDS)
 

@@ -273,7 +273,7 @@ def header(run: LiveRun, style: str, width: int, _height: int = 1, *, longest_ba
     text.append(f"  attempt {state.attempt}" if state.attempt > 1 else "")
     tail = progress.position if progress.total or progress.step else ""
     remaining = progress.remaining(time.monotonic())
-    if remaining is not None and not state.is_over:
+    if remaining is not None and state.word in ("running", "starting"):
         tail += f"  {format_duration(remaining)} left"
     room = width - text.cell_len - len(tail) - 4
     if progress.total and room >= 8 and longest_bar:

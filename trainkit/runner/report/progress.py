@@ -24,6 +24,7 @@ from trainkit.text import format_duration, format_measure, format_memory, format
 
 CHUNK = 1 << 18
 PREPARING_SECONDS = 1.0  # between two lines of a preparation's output where there is no live line
+STARTING_SECONDS = 1.0  # after which the live line says that a run is being started
 AT_ONCE = 64  # chunks of output read before other events are handled
 TAIL_BYTES = 1 << 16
 LONGEST_LINE = 1 << 22  # bytes of a record; trainkit writes none as long
@@ -204,11 +205,14 @@ def _latest_lines(metrics: Path) -> Iterator[bytes]:
 class Relay:
     """Shows the main rank's output, from its pseudo-terminal if it has one, and the run's progress.
 
-    metrics: None for a node that does not show them.
+    metrics: None for a node that does not show them. is_ours: the program is the built-in trainer, which says nothing
+    while it starts, so that the live line may.
     """
 
-    def __init__(self, metrics: Path | None, logs: AttemptLayout, console: Terminal) -> None:
+    def __init__(self, metrics: Path | None, logs: AttemptLayout, console: Terminal, *, is_ours: bool = False) -> None:
         self.progress = Progress()
+        self._begun = time.monotonic()
+        self._starts = is_ours and metrics is not None
         self.shown_rank: int | None = None
         self._console = console
         self._logs = logs
@@ -259,8 +263,11 @@ class Relay:
         # A program of the user's own that has the terminal to itself is not written into.
         if self.progress.total is not None or (self._tails and self.progress.step):
             self._draw()
+        elif self._starts and (waited := time.monotonic() - self._begun) >= STARTING_SECONDS:
+            self._console.live(lambda _: f"starting, {format_duration(waited)}")
 
     def finish(self) -> None:
+        self._starts = False
         self.turn(None)
         if self._unsaid:
             self._console.say(self._unsaid)  # the live line will be erased
@@ -307,8 +314,8 @@ def live_line(progress: Progress, now: float, width: int) -> str:
 
 def plain_line(progress: Progress, record: Mapping[str, Any]) -> str:
     """The line for a log, from one record; empty for a record without progress."""
-    step = record.get("step")
-    if not isinstance(step, int):
+    step = whole(record.get("step"))
+    if step is None:
         return ""
     head = f"step {step}/{progress.total}" if progress.total else f"step {step}"
     if measured := evaluation_of(record):

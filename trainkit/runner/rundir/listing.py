@@ -89,6 +89,15 @@ def is_run(path: Path) -> bool:
     return False
 
 
+def incomplete_runs(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Folders below a root, or itself, that are named as a run's and lack files that make a run directory: these."""
+    for path in [root, *(each for parent in subfolders(root) for each in subfolders(parent))]:
+        layout = RunLayout(path)
+        missing = [each.name for each in (layout.plan, layout.recipe) if not os.path.lexists(each)]
+        if missing and ID.fullmatch(path.name) and path.is_dir():
+            yield path, missing
+
+
 def read_run(path: Path) -> RunInfo:
     """Read the files of a run directory. Damaged values count as unknown: one run must not hide all others."""
     layout = RunLayout(path.absolute())

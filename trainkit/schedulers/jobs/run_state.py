@@ -33,6 +33,7 @@ from trainkit.schedulers.jobs.records import (
 from trainkit.schedulers.registry import SCHEDULERS
 
 STOPPED = 128 + signal.SIGTERM
+STATUS_DAMAGED = "status.json is damaged"
 # How a job has ended by the scheduler's word alone -> what that is called of a run, and the exit code where it has 0.
 BY_SCHEDULER = {
     "cancelled": ("cancelled", STOPPED),
@@ -72,6 +73,11 @@ class RunState:
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
         return self.word not in ("queued", "starting", "running", "requeued", "unknown")
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the run's files may still say more."""
+        return not self.is_over and self.why != STATUS_DAMAGED
 
 
 class Jobs:
@@ -155,7 +161,7 @@ def state_of(layout: RunLayout, jobs: Jobs | None = None) -> RunState:
     if submission is DAMAGED:
         return replace(known, word="unknown", why=f"{SUBMISSION} is damaged: nobody knows which job the run is")
     if status is None and _may_be_there(layout.status):
-        known = replace(known, word="unknown", why="status.json is damaged")
+        known = replace(known, word="unknown", why=STATUS_DAMAGED)
     elif submission is None:
         return _here(layout, known, status or Status())
     if submission is None:
