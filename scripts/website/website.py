@@ -6,6 +6,7 @@ import argparse
 import html
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,7 @@ def serve(address: str) -> int:
     with tempfile.TemporaryDirectory(prefix="trainkit-docs-") as temporary:
         work = Path(temporary)
         stage(work, in_a_folder=False)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends, too
         server = subprocess.Popen([sys.executable, "-m", "zensical", "serve", "--dev-addr", address], cwd=work)
         try:
             seen = changes()

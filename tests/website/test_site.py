@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from chromium import PROGRAM, Chromium
 
 from tests.loaded_scripts import SCRIPTS
+from tests.unused_port import unused_port
 from trainkit import __version__
 from trainkit.cli.app import COMMANDS
 from trainkit.recipe.schema.fields import schema
@@ -112,6 +117,33 @@ def test_a_page_outside_the_navigation_and_one_that_is_missing_are_named(website
     assert "lost.md: in docs/, and not in the navigation" in done.stderr
     assert "use.md: in the navigation, and not in docs/" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def fetched(address: str, words: str) -> bool:
+    """Whether a page has words, within two minutes."""
+    for _ in range(240):
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=30) as answer:
+            if words in answer.read().decode():
+                return True
+        time.sleep(0.5)
+    return False
+
+
+@pytest.mark.e2e
+def test_what_is_served_follows_a_change_and_ends_with_its_server(website: Path, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{unused_port()}"
+    argv = [sys.executable, str(website), "--serve", "--address", address]
+    served = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert fetched(f"http://{address}/use.html", "Let it answer")
+        server = psutil.Process(served.pid).children()
+        with (tmp_path / "docs" / "use.md").open("a") as page:
+            page.write("\nA new sentence.\n")
+        assert fetched(f"http://{address}/use.html", "A new sentence.")
+    finally:
+        served.terminate()
+        assert served.wait(60) == 143
+    assert len(server) == 1 and not server[0].is_running()
 
 
 def test_pictures_are_small_whole_and_shown_by_a_page() -> None:
