@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import time
 from collections import deque
@@ -271,7 +272,7 @@ class _Bench:
     together: RunsTogether = field(init=False)
 
     def __post_init__(self) -> None:
-        self.together = RunsTogether(self.setup.jobs, [*self.setup.gpus])
+        self.together = RunsTogether(self.setup.jobs, [*self.setup.gpus], os.environ)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal, and pass it on to the runs that are processes of their own."""

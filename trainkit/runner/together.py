@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -52,10 +51,14 @@ class ChildRun(NamedTuple):
 
 @dataclass
 class RunsTogether:
-    """Runs that share this machine. jobs: how many at once. gpus: UUIDs of the free ones, which the runs take."""
+    """Runs that share this machine. jobs: how many at once. gpus: UUIDs of the free ones, which the runs take.
+
+    environ: of the runs.
+    """
 
     jobs: int
     gpus: list[str]
+    environ: Mapping[str, str]
     children: list[ChildRun] = field(default_factory=list)
 
     def has_room(self, gpus: int) -> bool:
@@ -71,7 +74,7 @@ class RunsTogether:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trainkit", "run", *line],
-                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(taken)} if taken else {})},
+                env={**self.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(taken)} if taken else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
