@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ class Study:
     ) -> None:
         """trials: how many there will be. lower: whether the lowest value is the best."""
         optuna = _optuna()
+        self._early_stop = early_stop
         self._distributions = {axis.name: _distribution(axis) for axis in space.axes}
         self._trials: dict[int, Any] = {}  # Optuna's, of those that are running
         self._study = optuna.create_study(
@@ -123,7 +125,7 @@ class Study:
         trial = self._running(number)
         if step not in self._study.get_trials(deepcopy=False)[number].intermediate_values:  # it may have gone back
             trial.report(value, step)
-        return bool(trial.should_prune())
+        return self._early_stop and (math.isnan(value) or bool(trial.should_prune()))
 
     def finish(self, number: int, value: float) -> None:
         """A trial has ended with this value."""

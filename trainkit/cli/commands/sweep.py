@@ -299,8 +299,8 @@ def resolved_all(resolve: Callable[..., Resolved], points: Sequence[Point]) -> l
             found.append(made_resolved(resolve, point))
         except RecipeError as error:
             wrong += error.diagnostics
-    if wrong:
-        raise RecipeError(dict.fromkeys(wrong))
+    if wrong:  # what is wrong with a key is wrong with each of its values
+        raise RecipeError({(each.what, each.key): each for each in wrong}.values())
     return found
 
 
