@@ -31,6 +31,7 @@ from trainkit.text import format_measure, pluralize
 READ_SECONDS = 0.5  # between two looks at the metrics of the runs
 ROWS = 15  # of the table while it runs, in a terminal that has them
 HEADER = "# trainkit sweep"
+ENDED_BY_SIGNAL = frozenset(code for number in STOP for code in (128 + number, -number))
 
 
 class TrialRecipe(NamedTuple):
@@ -130,6 +131,7 @@ class _Sweeping:
                 self._start(*following)
                 following = None
             if not self.together.children and (is_ending or exhausted):
+                self.console.live(lambda _: "")
                 return
             if time.monotonic() - self.shown_at > READ_SECONDS:
                 for each in self.watched.values():
@@ -162,6 +164,8 @@ class _Sweeping:
         publish(recipe, f"{HEADER}: trial {trial.number}: {named(trial.point)}\n{made.text}")
         child = self.together.start(name, [str(recipe)], self.sweep.log(trial.number), self._gpus(made))
         self.watched[name] = _Watched(trial, child)
+        if self.stopped_by is not None:  # the signal came while it was being started
+            child.process.send_signal(self.stopped_by)
         where = f" on {', '.join(child.gpus)}" if child.gpus else ""
         self.console.say(f"trial {trial.number} of {self.sweep.definition.trials}: {named(trial.point)}{where}")
 
@@ -193,7 +197,7 @@ class _Sweeping:
             self._finish(trial, watched.layout, found)
         elif watched.is_stopped:
             self.study.stop(trial.number)
-        elif self.stopped_by is not None and code in (128 + self.stopped_by, -self.stopped_by):
+        elif self.stopped_by is not None and code in ENDED_BY_SIGNAL:
             return
         elif watched.layout is None:
             self._fail(trial, f"refused: {watched.child.refusal()}")
