@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ if rate == 3:
 """
 
 
+def is_over(job: Submitted) -> bool:
+    return job.state("state") in ("done", "failed")
+
+
 def test_the_trials_of_a_grid_are_an_array_and_the_same_line_takes_their_results(cluster: Cluster) -> None:
     (cluster.folder / "r.yaml").write_text(RECIPE)
     (cluster.folder / "program.py").write_text(PROGRAM)
@@ -44,7 +49,7 @@ def test_the_trials_of_a_grid_are_an_array_and_the_same_line_takes_their_results
     assert [number.partition("_")[2] for number in numbers] == ["0", "1", "2"]
     for number, folder in zip(numbers, folders, strict=True):
         job = Submitted(number, folder / "job.out", cluster, folder)
-        job.until(lambda job=job: job.state("state") in ("done", "failed"), "the end", 60)
+        job.until(partial(is_over, job), "the end", 60)
     here = cluster.trainkit(*line[:5])
     assert here.returncode == 2
     assert "3 trials of this sweep were submitted as jobs" in here.stderr

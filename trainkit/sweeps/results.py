@@ -11,10 +11,10 @@ from typing import Any
 from trainkit.decode import finite
 from trainkit.errors import MachineError
 from trainkit.files import read_record, write_json
-from trainkit.launch_plan.model import Plan
 from trainkit.metrics import PREFIX
 from trainkit.runner.report.history import Curve, History, trainer_curves
 from trainkit.runner.rundir.layout import RunLayout
+from trainkit.runner.rundir.listing import read_plan, read_status
 from trainkit.sweeps.space import overrides_of, shown
 from trainkit.sweeps.study import State, Trial
 from trainkit.text import Column, fitted_table, format_measure
@@ -95,14 +95,16 @@ def ranked(trials: Sequence[Trial], *, lower: bool, states: Sequence[State] = _O
     return sorted((each for each in trials if each.state in states), key=place)
 
 
-def evaluations(layout: RunLayout, metric: str, plan: Plan | None, history: History | None = None) -> Curve:
-    """The values of a metric at the evaluations of a run so far. plan: of a script on Trainer, which logs its own.
+def evaluations(layout: RunLayout, metric: str, program: str, history: History | None = None) -> Curve:
+    """The values of a metric at the evaluations of a run so far. program: its kind; Trainer logs its own.
 
     history: of its metrics, where it was read before.
     """
     history = history or History(layout.metrics)
     history.read()
-    own = trainer_curves(plan, layout, 0.0) if plan else {}
+    own: Mapping[str, Curve] = {}
+    if program == "hf" and (status := read_status(layout)) and status.started:  # its folder may have an older log
+        own = trainer_curves(read_plan(layout), layout, status.started)
     return own.get(PREFIX + metric) or history.curves[PREFIX + metric]
 
 

@@ -16,11 +16,10 @@ from typing import NamedTuple
 from trainkit.bench import measure
 from trainkit.errors import MachineError, TrainkitError
 from trainkit.files import publish, read_json
-from trainkit.launch_plan.model import Plan
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.history import Curve, History
 from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.rundir.listing import is_running, own_checkpoints, read_plan
+from trainkit.runner.rundir.listing import is_running, own_checkpoints
 from trainkit.runner.supervisor.processes import STOP, handled
 from trainkit.runner.together import LOOK_SECONDS, ChildRun, RunsTogether, errors_of, logged_run, summary_of
 from trainkit.sweeps.results import BEST, Definition, SweepResult, evaluations, table
@@ -72,7 +71,6 @@ class _Watched:
     child: ChildRun
     layout: RunLayout | None = None
     history: History | None = None
-    plan: Plan | None = None
     reported: int = 0
     is_stopped: bool = False
 
@@ -177,9 +175,7 @@ class _Sweeping:
             self.study.keep(number, run=str(layout.root))
         if watched.layout is None:
             return Curve()
-        if self.sweep.program == "hf" and watched.plan is None:
-            watched.plan = read_plan(watched.layout)
-        found = evaluations(watched.layout, self.sweep.definition.metric, watched.plan, watched.history)
+        found = self._evaluations(watched.layout, watched.history)
         for step, value in list(zip(found.steps, found.values, strict=True))[watched.reported :]:
             watched.reported += 1
             worse = self.study.report(number, step, math.nan if value is None else value)
@@ -228,6 +224,9 @@ class _Sweeping:
         self.study.fail(trial.number, why)
         self.console.say(f"trial {trial.number}: failed: {why}\n  {self.sweep.log(trial.number)}")
 
+    def _evaluations(self, layout: RunLayout, history: History | None = None) -> Curve:
+        return evaluations(layout, self.sweep.definition.metric, self.sweep.program, history)
+
     def _measure(self, value: float | None) -> str:
         metric = self.sweep.definition.metric
         return f"{metric} is not a finite number" if value is None else f"{metric} {format_measure(value)}"
@@ -248,8 +247,7 @@ class _Sweeping:
             while is_running(layout) and self.stopped_by is None:
                 time.sleep(LOOK_SECONDS)
             if read_json(layout.summary).get("exit_code") == 0:
-                plan = read_plan(layout) if self.sweep.program == "hf" else None
-                self._finish(trial, layout, evaluations(layout, self.sweep.definition.metric, plan))
+                self._finish(trial, layout, self._evaluations(layout))
                 continue
             whole = [each for each in own_checkpoints(layout, self.sweep.program) if not each.damage]
             newest = max(whole, key=lambda each: each.step, default=None)
@@ -286,8 +284,7 @@ def submitted_results(sweep: Sweep, study: Study, states: Callable[[Sequence[Tri
         if why:
             taking._fail(trial, why)
         else:
-            plan = read_plan(layout) if sweep.program == "hf" else None
-            taking._finish(trial, layout, evaluations(layout, sweep.definition.metric, plan))
+            taking._finish(trial, layout, taking._evaluations(layout))
 
 
 def make_folder(folder: Path) -> None:
