@@ -96,7 +96,8 @@ def test_the_metric_is_that_of_lists_of_runs(
 
 
 def test_a_function_that_names_its_own_numbers_must_be_named(recipe: str) -> None:
-    made = resolve_request(recipe, ("eval.metrics=[pkg.mod:score]",)).recipe
+    made = resolve_request(recipe).recipe
+    made = made.model_copy(update={"eval": made.eval.model_copy(update={"metrics": ["pkg.mod:score"]})})
     with pytest.raises(UsageError, match="only when it is called"):
         objective(made, None)
     assert objective(made, "score") == ("score", False)
