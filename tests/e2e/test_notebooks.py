@@ -106,7 +106,7 @@ run.wait()
 def test_an_interrupted_cell_ends_its_run_in_order(executed: Any, tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text("import time, trainkit\ntrainkit.log(1, loss=1.0)\ntime.sleep(600)\n")
     sources = (INTERRUPTED, "(run.state, run.exit_code)", "run")
-    cells = [
+    cells: list[dict[str, Any]] = [
         {"cell_type": "code", "id": str(number), "execution_count": None, "outputs": [], "source": source,
          "metadata": {"tags": ["raises-exception"]}}
         for number, source in enumerate(sources)
