@@ -66,7 +66,8 @@ def test_lines_after_a_torn_one_are_whole(tmp_path: Path) -> None:
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with closing(JsonLines(tmp_path / "metrics.jsonl", print)) as lines:
+    told: list[str] = []
+    with closing(JsonLines(tmp_path / "metrics.jsonl", told.append)) as lines:
         lines.write({"step": 1})
         resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
         try:
