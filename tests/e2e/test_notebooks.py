@@ -83,13 +83,14 @@ def test_the_notebook_of_a_first_run(executed: Any) -> None:
 
 
 def test_the_notebook_of_a_function_on_two_ranks(executed: Any) -> None:
-    used, defined, ran, plan, runs = executed(NOTEBOOKS[1])
+    used, defined, ran, plan, printed, runs = executed(NOTEBOOKS[1])
     assert text_of(used).startswith("tensor(")
     assert defined == []
     picture = text_of(ran, "text/html")
     assert "<b>done</b>" in picture
-    assert "2 ranks, weights [[" in picture
+    assert "<polyline" in picture
     assert text_of(plan).startswith("('torchrun', 2, {'step': 60,")
+    assert text_of(printed).startswith("['2 ranks, weights [[")
     assert "ddp" in text_of(runs)
 
 

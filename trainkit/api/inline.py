@@ -14,7 +14,7 @@ from trainkit.text import format_measure, strip_control
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 200, 56, 24  # pixels of the chart, and of the margins with its scales
 POINTS = 1000  # of a curve: more than the chart has pixels
-LINES = 8  # of the output
+LINES = 16  # of the output
 # A notebook is light or dark: what carries no meaning takes the colour of its text.
 COLOURS = {LOSS: "#3b82f6", PREFIX + LOSS: "#f97316"}
 NAMES = {LOSS: "training loss", PREFIX + LOSS: "evaluation loss"}
