@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from trainkit.errors import Diagnostic, MachineError
+from trainkit.errors import MachineError
 from trainkit.files import cache_folder, refuse_links, write_json
 from trainkit.launch_plan.model import Plan, Planned
 from trainkit.machine.gpu_locks import GpuLocks, taken_by, user_name
@@ -32,6 +33,7 @@ from trainkit.runner.rundir.listing import clear_uploads, lock_run
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
+from trainkit.runner.waiting import Queued, refuse_blocked, wait_for_gpus
 from trainkit.schedulers.base import Place
 
 NO_INPUT = (
@@ -47,7 +49,8 @@ class RunRequest:
     node_rank: this machine's number among several, or its place; None reads the scheduler's variables.
     run_dir: the directory of a submitted run, which already holds its plan; empty creates a new one.
     attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
-    again: plans again when another run has locked a GPU in the meantime. answer: what to change where memory ran out.
+    again: plans again when another run has locked a GPU in the meantime, or the run has waited for GPUs: then with the
+    number of its ticket. answer: what to change where memory ran out.
     """
 
     planned: Planned
@@ -55,7 +58,7 @@ class RunRequest:
     command_shell: str
     environ: Mapping[str, str]
     node_rank: int | Place | None = None
-    again: Callable[[], RunRequest] | None = None
+    again: Callable[[int | None], RunRequest] | None = None
     answer: Callable[[Shortage], Iterable[str]] | None = None
     run_dir: str = ""
     attempt: int = 1
@@ -74,15 +77,24 @@ class FinishedRun:
     lacking: Shortage | None = None
 
 
-def execute(request: RunRequest) -> int:
+Told = Callable[[RunLayout, str], None]
+
+
+def execute(request: RunRequest, told: Told = lambda *_: None) -> int:
     """Run the plan to its end and print its summary; the exit code of the run.
 
+    told: called with the run directory when the run begins, and before that, with what it waits for, if it has to.
     Raises MachineError, before anything starts, if this machine cannot run it.
     """
     console = Terminal(request.environ)
     for number in PASSED_ON:  # a scheduler may send them at any time, even before the ranks start and after they end
         signal.signal(number, lambda *_: None)
-    ended = run_plan(request, console)
+
+    def tell(layout: RunLayout, why: str) -> None:
+        told(layout, why)
+        console.look()  # what is told may lead the output elsewhere
+
+    ended = run_plan(request, console, tell)
     if ended.failure:
         console.say(ended.failure)
     if ended.lacking is not None and request.answer is not None:
@@ -92,20 +104,23 @@ def execute(request: RunRequest) -> int:
     return ended.verdict.exit_code
 
 
-def run_plan(request: RunRequest, console: Terminal) -> FinishedRun:
+def run_plan(request: RunRequest, console: Terminal, told: Told = lambda *_: None) -> FinishedRun:
     """Run the plan to its end. Raises MachineError, before anything starts, if this machine cannot run it."""
-    request, cards = _lock_gpus(request, console)
-    plan = request.planned.plan
-    for notice in plan.notices:
-        if notice.severity == "warning":
-            console.say(f"warning: {notice.what}" + (f"\n  next: {notice.hint}" if notice.hint else ""))
-    if not _keeps_stdin(plan) and holds_input(0):
-        console.say(f"warning: {NO_INPUT}")
-    started = time.time()
+    cards: GpuLocks | None = None
     try:
-        begun = _prepare_run(request, console)
+        with contextlib.ExitStack() as until_begun:
+            request, cards, queued = _lock_gpus(request, console, told, until_begun)
+            plan = request.planned.plan
+            for notice in plan.notices:
+                if notice.severity == "warning":
+                    console.say(f"warning: {notice.what}" + (f"\n  next: {notice.hint}" if notice.hint else ""))
+            if not _keeps_stdin(plan) and holds_input(0):
+                console.say(f"warning: {NO_INPUT}")
+            started = time.time()
+            begun = _prepare_run(request, console, queued)
         cards.sign(user_name(os.getuid()), str(begun.layout.root))
         try:
+            told(begun.layout, "")
             if begun.node == 0:
                 console.say(f"run directory: {begun.layout.root}")
             if plan.resume.path is not None and begun.node == 0:
@@ -118,7 +133,8 @@ def run_plan(request: RunRequest, console: Terminal) -> FinishedRun:
             for lock in begun.locks:
                 os.close(lock)
     finally:
-        cards.release()
+        if cards is not None:
+            cards.release()
 
 
 class _StartingRun(NamedTuple):
@@ -133,34 +149,40 @@ class _StartingRun(NamedTuple):
     job: str
 
 
-def _lock_gpus(request: RunRequest, console: Terminal) -> tuple[RunRequest, GpuLocks]:
-    """Lock the plan's GPUs.
+def _lock_gpus(
+    request: RunRequest, console: Terminal, told: Told, until_begun: contextlib.ExitStack
+) -> tuple[RunRequest, GpuLocks, Queued | None]:
+    """Lock the plan's GPUs, if it says so after waiting for them; the run directory of one that has waited.
 
     If another run has locked one first, plan again: the new plan chooses others, or is refused.
     """
     cards = GpuLocks(request.environ)
     for choice in range(CHOICES):
         plan = request.planned.plan
-        if plan.blockers:
-            raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers)
+        refuse_blocked(plan)
+        if plan.waits is not None:
+            return wait_for_gpus(request, console, told, until_begun)
         if choice > 0:
             console.say("now: " + ", ".join(f"GPU {card.index} ({card.uuid})" for card in plan.cards))
         lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
         if lost is None:
             cards.sign(user_name(os.getuid()), "")
-            return request, cards
+            return request, cards, None
         name = next(f"GPU {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
         # Between the probe that the plan was made from and this lock, another run may have started.
         what = f"{name} has just been locked by {taken_by(lost, request.environ)}"
         if request.again is None:
             raise MachineError(what, hint="start again when that run has ended, or choose other GPUs")
         console.say(f"{what}; choosing again")
-        request = request.again()
+        request = request.again(None)
     raise MachineError(f"other runs locked the chosen GPUs first, {CHOICES} times", hint="try again")
 
 
-def _prepare_run(request: RunRequest, console: Terminal) -> _StartingRun:
-    """Meet the other nodes, if there are any; the complete run directory, and the bound plan of this node."""
+def _prepare_run(request: RunRequest, console: Terminal, queued: Queued | None) -> _StartingRun:
+    """Meet the other nodes, if there are any; the complete run directory, and the bound plan of this node.
+
+    queued: of a run that has waited, which gets the plan as it is now.
+    """
     plan = request.planned.plan
     place = node_place(plan, request.node_rank, request.environ)
     several, group = plan.topology.nodes > 1, group_of(plan, place.node)
@@ -175,8 +197,11 @@ def _prepare_run(request: RunRequest, console: Terminal) -> _StartingRun:
         return bind(plan, values, request.environ, group)
 
     def make(start: Start) -> RunLayout:
-        layout = RunLayout.of(request.run_dir) if request.run_dir else create_run_dir(plan.output_root, plan.name)
-        locks.append(lock_run(layout))
+        if queued:
+            layout = queued.layout
+        else:
+            layout = RunLayout.of(request.run_dir) if request.run_dir else create_run_dir(plan.output_root, plan.name)
+        locks.append(queued.lock if queued else lock_run(layout))
         if not request.run_dir:
             write_plan(layout, plan, request.recipe_yaml, request.command_shell)
         write_attempt(layout, start.attempt, plan, bound(start.at(str(layout.root))))

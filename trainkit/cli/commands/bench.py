@@ -227,9 +227,10 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
 def candidate(name: str, description: str, resolved: Resolved, line: tuple[str, ...]) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench import Candidate
+    from trainkit.machine.probe import probe
 
     def request(planned: Planned) -> RunRequest:
-        return run_request(planned, resolved, lambda: request(plan_recipe(resolved)))
+        return run_request(planned, resolved, lambda ticket: request(plan_recipe(resolved, probe(ticket=ticket))))
 
     try:
         planned = plan_recipe(resolved)

@@ -113,7 +113,7 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
         planned = plan_recipe(resolved, facts, layout)
         job = as_promised(submitted, planned.plan)
         refuse_unfit(planned.plan, resolved.recipe, facts, place)
-        made = run_request(planned, resolved, request)
+        made = run_request(planned, resolved, lambda _: request())  # it does not wait: it is given its GPUs
         return replace(
             made,
             node_rank=place,
