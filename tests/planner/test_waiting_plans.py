@@ -17,7 +17,8 @@ from trainkit.recipe.resolved import Resolved
 Layered = Callable[..., Resolved]
 Machine = Callable[..., Facts]
 GIGABYTE = 1024**3
-BUSY: dict[str, Any] = {"memory_free": 40 * GIGABYTE, "processes": (GpuProcess(4711, "ada", "python other.py", 40 * GIGABYTE),)}
+OTHER = GpuProcess(4711, "ada", "python other.py", 40 * GIGABYTE)
+BUSY: dict[str, Any] = {"memory_free": 40 * GIGABYTE, "processes": (OTHER,)}
 HELD: dict[str, Any] = {"held_by": Hold(7, "ada", "/runs/other")}
 AWAITED: dict[str, Any] = {"wanted_by": Hold(8, "bob", "large")}
 DDP: dict[str, Any] = {"strategy": {"kind": "ddp"}}

@@ -234,7 +234,6 @@ def test_a_detached_run_may_wait_and_be_cancelled(
     [
         (("devices.when_busy=refuse",), 4, "GPU 0 is busy: held by the trainkit run /runs/other"),
         (("nodes.count=2", "nodes.rendezvous=a:1"), 2, "a run on 2 nodes cannot be detached"),
-        (("optimizer.ls=1",), 2, "optimizer.ls"),
     ],
 )
 def test_a_run_that_cannot_be_detached_says_why_where_it_was_asked_for(
