@@ -193,7 +193,7 @@ def test_a_detached_run_outlives_its_terminal_and_is_found_from_anywhere(
 ) -> None:
     words = ["-m", "trainkit", "run", "--detach", str(recipe)]
     terminal = pexpect.spawn(sys.executable, words, cwd=str(tmp_path), env=one_card, timeout=PATIENCE, encoding="utf-8")
-    terminal.expect("run directory: (.*)\r\n")
+    terminal.expect("run directory: ([^\r]*)\r\n")
     directory = Path(terminal.match[1])
     terminal.expect(pexpect.EOF)
     terminal.close()  # which hangs up
@@ -233,7 +233,7 @@ def test_a_detached_run_may_wait_and_be_cancelled(
     ("words", "code", "why"),
     [
         (("devices.when_busy=refuse",), 4, "GPU 0 is busy: held by the trainkit run /runs/other"),
-        (("nodes.count=2", "nodes.rendezvous=a:1"), 2, "a run on 2 nodes cannot be detached"),
+        (("nodes.count=2", "nodes.rendezvous=a:1", "strategy.kind=ddp"), 2, "a run on 2 nodes cannot be detached"),
     ],
 )
 def test_a_run_that_cannot_be_detached_says_why_where_it_was_asked_for(
