@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from trainkit.errors import MachineError
 from trainkit.files import publish, read_json
 from trainkit.foresight.published import published
-from trainkit.runner.execute import RunRequest, run_plan
+from trainkit.runner.execute import run_plan
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import headline
+from trainkit.runner.request import RunRequest
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.supervisor.processes import STOP, die_with_parent, handled
 from trainkit.text import MIB, format_duration, format_measure

@@ -23,8 +23,8 @@ from handmade_plans import make_plan
 from trainkit.launch_plan.model import GpuWait, Plan, Planned, PlannedGpu, Provenance
 from trainkit.machine.probe import CARD_PROBES, probe
 from trainkit.machine.selection import is_idle, take_when_idle
-from trainkit.runner.execute import RunRequest
 from trainkit.runner.report.console import Terminal
+from trainkit.runner.request import RunRequest
 from trainkit.runner.waiting import wait_for_gpus
 
 BELOW = 1 << 30

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
-    from trainkit.runner.execute import RunRequest
     from trainkit.runner.report.shortage import Shortage
+    from trainkit.runner.request import RunRequest
     from trainkit.runner.rundir.layout import RunLayout
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
@@ -308,7 +308,7 @@ def run_request(
     from trainkit.hub.references import pinned
     from trainkit.launch_plan.render import shell
     from trainkit.recipe.yaml_writer import resolved_yaml
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
     from trainkit.schedulers.base import Place
     from trainkit.schedulers.registry import place_in
 

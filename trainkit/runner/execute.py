@@ -6,17 +6,17 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from trainkit.errors import MachineError
 from trainkit.files import cache_folder, refuse_links, write_json
-from trainkit.launch_plan.model import Plan, Planned
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.gpu_locks import GpuLocks, taken_by, user_name
 from trainkit.runner.binding import BoundPlan, bind, container_values, run_values
-from trainkit.runner.nodes.assembly import START_SECONDS, Assembly, assemble
+from trainkit.runner.nodes.assembly import Assembly, assemble
 from trainkit.runner.nodes.roll_call import Start
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.rendezvous import LOOPBACK, free_port, group_of, local_address, node_place
@@ -27,6 +27,7 @@ from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Relay
 from trainkit.runner.report.shortage import Shortage, shortage
 from trainkit.runner.report.summary import build_summary, render_summary
+from trainkit.runner.request import RunRequest
 from trainkit.runner.rundir.create import create_run_dir, write_attempt, write_plan
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import clear_uploads, lock_run
@@ -34,36 +35,11 @@ from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
 from trainkit.runner.waiting import Queued, refuse_blocked, wait_for_gpus
-from trainkit.schedulers.base import Place
 
 NO_INPUT = (
     "standard input is not passed on: only a single rank without a launcher reads it; let the program read a file"
 )
 CHOICES = 10  # how often GPUs are chosen again when another run locks them first
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What to run. recipe_yaml and command_shell are written into the run directory as they are.
-
-    node_rank: this machine's number among several, or its place; None reads the scheduler's variables.
-    run_dir: the directory of a submitted run, which already holds its plan; empty creates a new one.
-    attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
-    again: plans again when another run has locked a GPU in the meantime, or the run has waited for GPUs: then with the
-    number of its ticket. answer: what to change where memory ran out.
-    """
-
-    planned: Planned
-    recipe_yaml: str
-    command_shell: str
-    environ: Mapping[str, str]
-    node_rank: int | Place | None = None
-    again: Callable[[int | None], RunRequest] | None = None
-    answer: Callable[[Shortage], Iterable[str]] | None = None
-    run_dir: str = ""
-    attempt: int = 1
-    job: str = ""
-    start_seconds: float = START_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from trainkit.errors import Diagnostic, MachineError, TrainkitError
 from trainkit.files import remove_tree, write_json
@@ -19,15 +19,13 @@ from trainkit.machine.gpu_queue import Ticket
 from trainkit.machine.probe import CARD_PROBES, probe
 from trainkit.machine.selection import is_idle, occupants, usable
 from trainkit.runner.report.console import Terminal
+from trainkit.runner.request import RunRequest
 from trainkit.runner.rundir.create import create_run_dir, write_plan
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import lock_run
 from trainkit.runner.rundir.records import Pids, Status
 from trainkit.runner.supervisor.processes import STOP, handled, signal_name
 from trainkit.text import pluralize
-
-if TYPE_CHECKING:
-    from trainkit.runner.execute import RunRequest
 
 POLL_SECONDS = 0.1  # between looks at tickets and locks: a few system calls
 DRIVER_SECONDS = 0.5  # between questions to the driver, by the first in line alone

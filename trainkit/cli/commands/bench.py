@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainkit.bench import Candidate, Comparison, MemoryKind, Setup
     from trainkit.launch_plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
 
 # A variant that went on from another's checkpoint would measure nothing.
 AFRESH = "checkpoint.resume=never"

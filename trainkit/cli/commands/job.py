@@ -17,7 +17,7 @@ from trainkit.recipe.assignment import without_layer
 from trainkit.runner.rundir.layout import RunLayout
 
 if TYPE_CHECKING:
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
     from trainkit.schedulers.base import Place
 
 app = typer.Typer(name="job", cls=CommandGroup, no_args_is_help=True, add_completion=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
 
 
 def run(
