@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainkit.errors import MachineError
 from trainkit.files import publish
 from trainkit.foresight.published import published
-from trainkit.runner.execute import RunRequest, run_plan
+from trainkit.runner.execute import run_plan
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.report.failure import describe_failure
 from trainkit.runner.report.summary import headline
+from trainkit.runner.request import RunRequest
 from trainkit.runner.supervisor.processes import STOP, handled
 from trainkit.runner.together import LOOK_SECONDS, ChildRun, RunsTogether, errors_of, summary_of
 from trainkit.text import MIB, format_duration, format_measure

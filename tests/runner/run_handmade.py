@@ -10,7 +10,8 @@ from handmade_plans import make_plan, of_nodes, words
 
 from trainkit.errors import TrainkitError
 from trainkit.launch_plan.model import Planned, Preparation, Provenance
-from trainkit.runner.execute import RunRequest, execute
+from trainkit.runner.execute import execute
+from trainkit.runner.request import RunRequest
 
 
 def main() -> int:

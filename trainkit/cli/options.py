@@ -30,6 +30,9 @@ On = Annotated[
         help="Another machine: a file that `trainkit env facts` wrote there, or a profile such as 8xh100.",
     ),
 ]
+Wait = Annotated[
+    bool, Option("--wait", help="Wait until the GPUs are free, in order of arrival (devices.when_busy: wait).")
+]
 Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
 Run = Annotated[
     str | None,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.planner.resume import SavedCheckpoint
     from trainkit.recipe.resolved import MadeRecipe, Request, Resolved
-    from trainkit.runner.execute import RunRequest
     from trainkit.runner.report.shortage import Shortage
+    from trainkit.runner.request import RunRequest
     from trainkit.runner.rundir.layout import RunLayout
 
 # Imported at first use: `check` never plans, and the help of a command resolves nothing.
@@ -40,13 +40,19 @@ described_kind: Callable[..., str] = call("trainkit.cli.own_programs:described_k
 PROGRAM = ("program.script=", "program.module=")  # settings that make a run without a recipe
 
 
-def resolve_line(context: typer.Context, presets: Sequence[str] | None, variant: str | None = None) -> Resolved:
-    """Resolve the argv of `run` or `plan`: one recipe (or presets or a program in its place) and overrides."""
+def resolve_line(
+    context: typer.Context, presets: Sequence[str] | None, variant: str | None = None, *, waits: bool = False
+) -> Resolved:
+    """Resolve the argv of `run` or `plan`: one recipe (or presets or a program in its place) and overrides.
+
+    waits: with `--wait`, which stands for a setting.
+    """
     own = own_program(context)
     recipes, overrides = split_line(context.args, most=0 if own else 1, what="a program" if own else "one recipe")
     if own is None and not recipes and not replaces_recipe(overrides, presets):
         raise no_recipe(f"{context.info_name} RECIPE")
     recipe = own or (recipes[0] if recipes else None)
+    overrides = [*overrides, *(["devices.when_busy=wait"] if waits else [])]
     return show_warnings(resolve_request(recipe, overrides, presets, () if own else context.obj, variant))
 
 
@@ -296,13 +302,13 @@ def cluster_facts(resolved: Resolved) -> Facts:
 
 
 def run_request(
-    planned: Planned, resolved: Resolved, again: Callable[[], RunRequest], node_rank: int | None = None
+    planned: Planned, resolved: Resolved, again: Callable[[int | None], RunRequest], node_rank: int | None = None
 ) -> RunRequest:
-    """What the runner executes. again: plans once more when another run has taken a GPU; node_rank: as given."""
+    """What the runner executes. again: plans once more, as in `RunRequest`; node_rank: as given."""
     from trainkit.hub.references import pinned
     from trainkit.launch_plan.render import shell
     from trainkit.recipe.yaml_writer import resolved_yaml
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
     from trainkit.schedulers.base import Place
     from trainkit.schedulers.registry import place_in
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from trainkit.data.seen import SeenData
 from trainkit.errors import Origin
 from trainkit.hub.cache import CachedRepo
-from trainkit.launch_plan.model import BatchArithmetic, Device, Foresight, NodeGroup, Resume, Topology
+from trainkit.launch_plan.model import BatchArithmetic, Device, Foresight, GpuWait, NodeGroup, Resume, Topology
 from trainkit.machine.capability import Dtype
 from trainkit.machine.facts import Facts, Gpu
 from trainkit.machine.selection import kind_of_cards
@@ -28,7 +28,7 @@ class Context:
 
     launcher: the chosen kind. cards: the chosen GPUs in rank order, empty off CUDA.
     dtype: of the forward and backward computation, `auto` resolved. hub: what the recipe names there. seen: the data.
-    foresight: what the run is expected to take, where that can be told.
+    foresight: what the run is expected to take, where that can be told. waits: for which GPUs, where it does.
     """
 
     resolved: Resolved
@@ -43,6 +43,7 @@ class Context:
     hub: Sequence[CachedRepo] = ()
     seen: SeenData = field(default_factory=SeenData)
     foresight: Foresight | None = None
+    waits: GpuWait | None = None
     recipe: Recipe = field(init=False)
 
     def __post_init__(self) -> None:

@@ -358,6 +358,20 @@ class Foresight:
         return max(own or self.parts, key=lambda each: each[1])
 
 
+@dataclass(frozen=True, slots=True)
+class GpuWait:
+    """What a run waits for before it starts: so many idle GPUs among these (by UUID, in order of preference).
+
+    idle_below: bytes, as in the recipe. ready: whether they were idle, and nobody before it in line, at the time of the
+    plan, whose `cards` it then has; else these are what it would have if all were idle, and it chooses at the start.
+    """
+
+    count: int
+    among: tuple[str, ...]
+    idle_below: int
+    ready: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that `run` does, in the order of the plan's JSON. Fields with a default came later than plans."""
@@ -374,6 +388,7 @@ class Plan:
     topology: Topology
     cards: tuple[PlannedGpu, ...] = ()  # of this machine, by local rank; none off CUDA or where they are missing
     shares_cards: bool = False  # whether the run may start on GPUs that another one has
+    waits: GpuWait | None = None  # where it starts only when its GPUs are idle, instead of being refused
     batch: BatchArithmetic
     commands: tuple[Command, ...]  # one for each group of the topology
     preparations: tuple[Preparation, ...]

@@ -48,7 +48,7 @@ FACTS_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Who has taken a GPU for a run of trainkit's; it lasts as long as that run. run: its directory."""
+    """Who has taken a GPU for a run of trainkit's, or waits for it. run: its directory; of one that waits its name."""
 
     pid: int
     user: str
@@ -80,6 +80,7 @@ class MigInstance:
     processes: tuple[GpuProcess, ...] = ()
     held_by: Hold | None = None
     memory_reserved: int = 0  # the driver's own, never free
+    wanted_by: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Gpu:
     throttling: why the clock is held down just now (``power cap``, ``heat``), without the harmless reasons.
     ecc_errors: uncorrectable memory errors since the driver was loaded.
     pending_repair: the GPU waits for a reset to take bad memory out of use.
+    wanted_by: the first run in line that may take it, which waits for this or other GPUs (machine/gpu_queue.py).
     """
 
     index: int
@@ -120,6 +122,7 @@ class Gpu:
     instances: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     held_by: Hold | None = None
+    wanted_by: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 from trainkit.decode import Between, decode
 from trainkit.errors import MachineError
 from trainkit.files import parse_json, try_lock
-from trainkit.machine.facts import Gpu, Hold
+from trainkit.machine.facts import Gpu, Hold, MigInstance
 
 FOLDERS = ("/run/lock", "/var/tmp", "/tmp")  # noqa: S108 - the first that every user may write to; shared on purpose
 SETTING = "TRAINKIT_CARD_LOCKS"
@@ -40,14 +40,16 @@ class Signature(NamedTuple):
     run: str
 
 
-def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs and their MIG instances, each with who holds it."""
-    return tuple(
-        replace(
-            gpu,
-            held_by=holder(gpu.uuid, environ),
-            instances=tuple(replace(part, held_by=holder(part.uuid, environ)) for part in gpu.instances),
+def with_holders(gpus: tuple[Gpu, ...], environ: Mapping[str, str], wanted: Mapping[str, Hold]) -> tuple[Gpu, ...]:
+    """The GPUs and their MIG instances, each with who holds it. wanted: who waits for it, by its UUID."""
+
+    def parts(gpu: Gpu) -> tuple[MigInstance, ...]:
+        return tuple(
+            replace(each, held_by=holder(each.uuid, environ), wanted_by=wanted.get(each.uuid)) for each in gpu.instances
         )
+
+    return tuple(
+        replace(gpu, held_by=holder(gpu.uuid, environ), wanted_by=wanted.get(gpu.uuid), instances=parts(gpu))
         for gpu in gpus
     )
 
@@ -142,7 +144,7 @@ class GpuLocks:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             fd = self._open(name)
-            if (locked := try_lock(fd)) and _is_only_name(fd, name):
+            if (locked := try_lock(fd)) and is_only_name(fd, name):
                 self.fds.append(fd)
                 self._paths.append(name)
                 return True
@@ -156,7 +158,7 @@ class GpuLocks:
     def _open(self, name: str) -> int:
         """The file of whichever user made it, or a new one that all users may lock."""
         try:
-            _make_folder(folder(self._environ))
+            make_folder(folder(self._environ))
             for _ in range(100):
                 with contextlib.suppress(FileNotFoundError):
                     return open_lock(name, os.O_RDWR)
@@ -186,7 +188,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _is_only_name(fd: int, name: str) -> bool:
+def is_only_name(fd: int, name: str) -> bool:
     """Whether the open file is at that path and nowhere else: what is written into it then reaches no other's file."""
     try:
         found = Path(name).stat(follow_symlinks=False)
@@ -195,7 +197,7 @@ def _is_only_name(fd: int, name: str) -> bool:
     return os.path.samestat(os.fstat(fd), found) and found.st_nlink == 1
 
 
-def _make_folder(name: str) -> None:
+def make_folder(name: str) -> None:
     """For all users: each may add files, only their owners may remove them."""
     try:
         Path(name).mkdir(parents=True)

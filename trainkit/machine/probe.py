@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from trainkit.machine import gpus, host
 from trainkit.machine.facts import Facts, TorchBuild
 from trainkit.machine.gpu_locks import with_holders
+from trainkit.machine.gpu_queue import first_for, line
 
 Probe = Callable[[], Mapping[str, Any]]
 
@@ -45,10 +46,13 @@ SECONDS = 5.0  # for one probe
 LIMITS: Mapping[str, float] = {"gpus": 30.0}
 
 
-def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LIMITS) -> Facts:
+def probe(
+    probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LIMITS, *, ticket: int | None = None
+) -> Facts:
     """The facts of this machine. What a probe cannot find out is a note; neither torch nor a launcher is imported.
 
-    limits: seconds that a probe may take, SECONDS where it is not named.
+    limits: seconds that a probe may take, SECONDS where it is not named. ticket: the number of the asking run, which
+    waits for GPUs itself: those that came later than it do not count.
     """
     found: dict[str, Any] = {"hostname": "", "cpu_cores": 1, "memory_total": 0}
     notes: dict[str, str] = {}
@@ -77,7 +81,10 @@ def probe(probes: Mapping[str, Probe] = PROBES, limits: Mapping[str, float] = LI
         allocator=os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF")),
         **found,
     )
-    return replace(facts, gpus=with_holders(facts.gpus, os.environ)) if facts.gpus else facts
+    if not facts.gpus:
+        return facts
+    wanted = first_for(each for each in line(os.environ) if ticket is None or each.number < ticket)
+    return replace(facts, gpus=with_holders(facts.gpus, os.environ, wanted))
 
 
 def answers(probes: Mapping[str, Probe], seconds: Callable[[str], float]) -> Iterator[tuple[str, Any]]:

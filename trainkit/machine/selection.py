@@ -48,6 +48,7 @@ def _parts(gpu: Gpu) -> list[Gpu]:
             memory_reserved=part.memory_reserved,
             processes=part.processes,
             held_by=part.held_by,
+            wanted_by=part.wanted_by,
             instances=(),
         )
         for part in gpu.instances
@@ -179,6 +180,19 @@ def take_free(count: int | None, allowed: Sequence[Gpu], idle_below: int) -> Sel
     return Selection(tuple(idle), (f"{asked} requested, {len(idle)} of {len(allowed)} are free{''.join(busy)}",))
 
 
+def take_when_idle(count: int, allowed: Sequence[Gpu], idle_below: int) -> Selection:
+    """Any GPUs, for a run that waits until they are idle: those that are now, and before it has to wait, others too.
+
+    They are in the order of `allowed`. idle_below: bytes, as for :func:`is_idle`.
+    """
+    possible = [gpu for gpu in allowed if gpu.compute_mode != "prohibited"]  # which no waiting opens
+    if count > len(possible):
+        return take(count, possible)
+    idle = take_free(None, possible, idle_below).cards
+    chosen = [*idle, *(gpu for gpu in possible if gpu not in idle)][:count]
+    return Selection(tuple(gpu for gpu in possible if gpu in chosen))
+
+
 def pick(names: Sequence[int | str], facts: Facts, order: str = "pci") -> Selection:
     """The named GPUs in the given order, each inside the allocation. order: how indices count, of `devices.order`."""
     allowed, number = allocation(facts), _numbers(facts.gpus, order)
@@ -211,9 +225,9 @@ def duplicates(names: Sequence[int | str], facts: Facts, order: str = "pci") -> 
 
 
 def is_idle(gpu: Gpu, idle_below: int) -> bool:
-    """Whether a run can have a GPU to itself: no run holds it, and less than `idle_below` bytes are occupied."""
+    """Whether a run can have a GPU to itself: no run has or awaits it, and less than `idle_below` bytes are in use."""
     alone = gpu.compute_mode == "default" or (gpu.compute_mode == "exclusive" and not _computing(gpu))
-    return gpu.held_by is None and alone and _occupied(gpu) < idle_below
+    return gpu.held_by is None and gpu.wanted_by is None and alone and _occupied(gpu) < idle_below
 
 
 def occupants(gpu: Gpu) -> str:
@@ -223,6 +237,8 @@ def occupants(gpu: Gpu) -> str:
         return f"{name} is closed to computing (nvidia-smi -c 0 opens it)"
     held = gpu.held_by
     run = [f"held by the trainkit run {held.run or '(just starting)'} (pid {held.pid}, {held.user})"] if held else []
+    next_ = gpu.wanted_by
+    run += [f"next for the trainkit run {next_.run} (pid {next_.pid}, {next_.user}), which waits"] if next_ else []
     used = f"{_occupied(gpu) / 2**30:.1f} GiB of {gpu.memory_total / 2**30:.0f} in use"
     return f"{name} is busy: {', '.join((*run, used, *_computing(gpu)))}"
 

@@ -115,6 +115,7 @@ def build_plan(
         device=device,
         topology=context.topology,
         cards=_cards(context),
+        waits=context.waits,
         batch=context.batch,
         commands=(command,),
         preparations=prepared(context, environment, first),
@@ -230,7 +231,16 @@ def decide(
     engine = "deepspeed" if recipe.program.kind == "deepspeed" else launcher.kind
     topology = name_cards(placement, engine, recipe.strategy.kind, queued=recipe.cluster.kind != "none")
     context = Context(
-        resolved, facts, topology, launcher.kind, placement.cards, batch, dtype, hub=hub, seen=seen or SeenData()
+        resolved,
+        facts,
+        topology,
+        launcher.kind,
+        placement.cards,
+        batch,
+        dtype,
+        hub=hub,
+        seen=seen or SeenData(),
+        waits=placement.waits,
     )
     if problems := [*problems, *check(compatibility_rules(context), context), *impossible]:
         raise RecipeError(problems)

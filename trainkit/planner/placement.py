@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from trainkit.errors import Diagnostic, RecipeError, blocker, note, warning
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Device, NodeGroup, Topology
+from trainkit.launch_plan.model import Device, GpuWait, NodeGroup, Topology
 from trainkit.launch_plan.provenance import Token, token
 from trainkit.machine.cpu_affinity import core_ranges
 from trainkit.machine.facts import Facts, Gpu
@@ -27,6 +27,7 @@ from trainkit.machine.selection import (
     speed,
     take,
     take_free,
+    take_when_idle,
     unread,
 )
 from trainkit.recipe.resolved import Resolved
@@ -74,12 +75,16 @@ def _shares(context: Context) -> tuple[tuple[int, ...], ...] | str:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Ranks on devices. cards: the chosen GPUs in rank order, empty off CUDA or where this machine lacks them."""
+    """Ranks on devices. cards: the chosen GPUs in rank order, empty off CUDA or where this machine lacks them.
+
+    waits: what the run waits for, where its GPUs may be in use.
+    """
 
     topology: Topology
     cards: tuple[Gpu, ...]
     device_reason: str
     notices: tuple[Diagnostic, ...] = ()
+    waits: GpuWait | None = None
 
 
 def place(resolved: Resolved, facts: Facts) -> Placement:
@@ -151,17 +156,23 @@ def _off_cards(resolved: Resolved, facts: Facts, device: Device, reason: str) ->
 
 def _place_on_cards(resolved: Resolved, facts: Facts, reason: str) -> Placement:
     select, nodes = resolved.recipe.devices.select, resolved.recipe.nodes.count
+    if waits(resolved) and nodes > 1:
+        what = f"devices.when_busy is wait, but the run has {nodes} nodes"
+        why = "each machine has a line of its own, and two such runs could wait for one another for ever"
+        hint = "let a scheduler queue the run: set cluster.kind"
+        raise RecipeError(resolved.error("devices.when_busy", what, hint, why=why))
     selection, requested = _select(resolved, facts)
     processes = _processes(resolved, requested)
     if not selection.missing:
         group = NodeGroup(nodes, processes, tuple(gpu.uuid for gpu in selection.cards))
-        notices = tuple(_card_notices(resolved, selection.cards, facts))
-        return Placement(Topology("cuda", (group,)), selection.cards, reason, notices)
+        wait = _wait(resolved, selection.cards, facts) if waits(resolved) else None
+        notices = tuple(_card_notices(resolved, selection.cards, facts, wait))
+        return Placement(Topology("cuda", (group,)), selection.cards, reason, notices, wait)
     # The plan is written all the same, so that it can be read: with the recipe's list, or with indices.
     names = tuple(map(str, select if isinstance(select, list) else range(requested)))
     hint = "`devices.select: auto` takes what is there"
     if select == "free" and allocation(facts):
-        hint = "wait, or name GPUs and set devices.when_busy: warn"
+        hint = "`trainkit run --wait` waits for them; or name GPUs and set devices.when_busy: warn"
     missing = (f"not on this machine: {what}{_why_none(facts)}" for what in selection.missing)
     blockers = tuple(blocker(what, hint) for what in missing)
     return Placement(Topology("cuda", (NodeGroup(nodes, processes, names),)), (), reason, blockers)
@@ -217,6 +228,8 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
             raise RecipeError(problem)
         amount = count if count != "auto" else 1 if single else None
         selection = take_free(amount, allowed, idle_below(resolved))
+        if selection.missing and waits(resolved):
+            selection = take_when_idle(amount or 1, allowed, idle_below(resolved))
         return selection, amount or max(len(selection.cards), 1)
     if isinstance(select, int):
         requested = select
@@ -224,7 +237,10 @@ def _select(resolved: Resolved, facts: Facts) -> tuple[Selection, int]:
         requested = count
     else:
         requested = 1 if single and select != "all" else max(len(allowed), 1)
-    selection = take(requested, allowed)
+    if waits(resolved):
+        selection = take_when_idle(requested, allowed, idle_below(resolved))
+    else:
+        selection = take(requested, allowed)
     if recipe.launcher.kind == "deepspeed" and not resolved.given("devices.order"):  # which sorts them by number
         selection = replace(selection, cards=tuple(sorted(selection.cards, key=lambda gpu: gpu.index)))
     return selection, requested
@@ -255,7 +271,22 @@ def idle_below(resolved: Resolved) -> int:
     return resolved.recipe.devices.idle_below * MIB
 
 
-def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
+def waits(resolved: Resolved) -> bool:
+    """Whether the run waits for its GPUs itself: under a scheduler it is given them."""
+    return resolved.recipe.devices.when_busy == "wait" and resolved.recipe.cluster.kind == "none"
+
+
+def _wait(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> GpuWait:
+    """What a run waits for that has these GPUs if it need not wait."""
+    devices, idle = resolved.recipe.devices, all(is_idle(gpu, idle_below(resolved)) for gpu in cards)
+    # One that takes all that are idle waits for the first.
+    open_end = devices.select == "free" and len(cards) > 1 and resolved.recipe.nodes.processes_per_node == "auto"
+    among = cards if isinstance(devices.select, list) else allocation(facts)
+    possible = tuple(gpu.uuid for gpu in among if gpu.compute_mode != "prohibited")
+    return GpuWait(1 if open_end else len(cards), possible, idle_below(resolved), idle)
+
+
+def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts, wait: GpuWait | None) -> Iterator[Diagnostic]:
     if given := restriction(facts):
         job = facts.allocation
         giver = f", the allocation of {job.scheduler} job {job.job}" if job and job.job else ""
@@ -263,7 +294,7 @@ def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Ite
         if wrong := unread(facts):
             what = f"`{wrong}` in {given} matches no single GPU; CUDA ignores it and all later entries"
             yield warning(what, "export the GPUs that `trainkit env gpus` shows")
-    yield from _busy(resolved, cards, facts)
+    yield from _busy(resolved, cards, facts, wait)
     yield from _uneven(resolved, cards, facts)
     # CUDA counts fastest first unless the environment says otherwise, nvidia-smi and schedulers by PCI address.
     by_number = any(part.strip().isdecimal() for part in (facts.visible_devices or "").split(","))
@@ -273,18 +304,38 @@ def _card_notices(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Ite
         yield warning(f"{what}fastest GPU as 0, and the GPUs here differ", hint)
 
 
-def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:
+def _busy(resolved: Resolved, cards: Sequence[Gpu], facts: Facts, wait: GpuWait | None) -> Iterator[Diagnostic]:
     """A busy GPU blocks the run. Facts from a file are a snapshot, which says nothing of the moment of the start."""
-    for gpu in cards:
-        if is_idle(gpu, idle_below(resolved)):
-            continue
+    devices, queued = resolved.recipe.devices, resolved.recipe.cluster.kind
+    if devices.when_busy == "wait" and queued != "none":
+        what = f"devices.when_busy: wait has no effect with cluster.kind: {queued}: the nodes of a job do not wait"
+        yield note(what, "a GPU that is in use there is refused")
+    busy = [gpu for gpu in cards if not is_idle(gpu, idle_below(resolved))]
+    if wait and not facts.origin and all(gpu.compute_mode != "prohibited" for gpu in busy):
+        if busy:
+            yield warning(
+                _what_for(wait, facts, idle_below(resolved)),
+                "it starts when its turn has come; `trainkit env gpus` shows who is before it",
+            )
+        return
+    for gpu in busy:
         if facts.origin:
             yield note(f"when the facts were taken: {occupants(gpu)}")
-        elif resolved.recipe.devices.when_busy == "warn" and gpu.compute_mode == "default":
+        elif devices.when_busy == "warn" and gpu.compute_mode == "default":
             yield warning(occupants(gpu), "devices.when_busy: warn starts the run all the same")
         else:
-            hint = "`devices.select: free` takes idle GPUs; `devices.when_busy: warn` starts beside them"
+            hint = "`devices.select: free` takes idle GPUs; `devices.when_busy` says to wait for it, or to start beside"
             yield blocker(occupants(gpu), hint)
+
+
+def _what_for(wait: GpuWait, facts: Facts, below: int) -> str:
+    """That the run waits, for what, and who is before it."""
+    among = [gpu for gpu in allocation(facts) if gpu.uuid in wait.among]
+    idle = [gpu for gpu in among if is_idle(gpu, below)]
+    which = f"{wait.count} of {len(among)} GPUs are idle" if wait.count < len(among) else "its GPUs are idle"
+    if wait.count < len(among):
+        which += f", and takes those; {len(idle)} are now"
+    return f"the run waits until {which}; {'; '.join(occupants(gpu) for gpu in among if gpu not in idle)}"
 
 
 def _uneven(resolved: Resolved, cards: Sequence[Gpu], facts: Facts) -> Iterator[Diagnostic]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from trainkit.errors import Diagnostic, MachineError
+from trainkit.errors import MachineError
 from trainkit.files import cache_folder, refuse_links, write_json
-from trainkit.launch_plan.model import Plan, Planned
+from trainkit.launch_plan.model import Plan
 from trainkit.machine.gpu_locks import GpuLocks, taken_by, user_name
 from trainkit.runner.binding import BoundPlan, bind, container_values, run_values
-from trainkit.runner.nodes.assembly import START_SECONDS, Assembly, assemble
+from trainkit.runner.nodes.assembly import Assembly, assemble
 from trainkit.runner.nodes.roll_call import Start
 from trainkit.runner.rank.streams import holds_input
 from trainkit.runner.rendezvous import LOOPBACK, free_port, group_of, local_address, node_place
@@ -27,43 +28,19 @@ from trainkit.runner.report.gpu_watch import GpuWatch
 from trainkit.runner.report.progress import Relay
 from trainkit.runner.report.shortage import Shortage, shortage
 from trainkit.runner.report.summary import build_summary, render_summary
+from trainkit.runner.request import RunRequest
 from trainkit.runner.rundir.create import create_run_dir, write_attempt, write_plan
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import clear_uploads, lock_run
 from trainkit.runner.supervisor.channel import Spec
 from trainkit.runner.supervisor.parent import Supervisor
 from trainkit.runner.supervisor.processes import PASSED_ON, STOP, handled
-from trainkit.schedulers.base import Place
+from trainkit.runner.waiting import Queued, refuse_blocked, wait_for_gpus
 
 NO_INPUT = (
     "standard input is not passed on: only a single rank without a launcher reads it; let the program read a file"
 )
 CHOICES = 10  # how often GPUs are chosen again when another run locks them first
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What to run. recipe_yaml and command_shell are written into the run directory as they are.
-
-    node_rank: this machine's number among several, or its place; None reads the scheduler's variables.
-    run_dir: the directory of a submitted run, which already holds its plan; empty creates a new one.
-    attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
-    again: plans again when another run has locked a GPU in the meantime. answer: what to change where memory ran out.
-    begun: is told of the run directory once the guardian runs, from where on signals end the run in order.
-    """
-
-    planned: Planned
-    recipe_yaml: str
-    command_shell: str
-    environ: Mapping[str, str]
-    node_rank: int | Place | None = None
-    again: Callable[[], RunRequest] | None = None
-    answer: Callable[[Shortage], Iterable[str]] | None = None
-    begun: Callable[[RunLayout], None] | None = None
-    run_dir: str = ""
-    attempt: int = 1
-    job: str = ""
-    start_seconds: float = START_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +54,24 @@ class FinishedRun:
     lacking: Shortage | None = None
 
 
-def execute(request: RunRequest) -> int:
+Told = Callable[[RunLayout, str], None]
+
+
+def execute(request: RunRequest, told: Told = lambda *_: None) -> int:
     """Run the plan to its end and print its summary; the exit code of the run.
 
+    told: called with the run directory when the run begins, and before that, with what it waits for, if it has to.
     Raises MachineError, before anything starts, if this machine cannot run it.
     """
     console = Terminal(request.environ)
     for number in PASSED_ON:  # a scheduler may send them at any time, even before the ranks start and after they end
         signal.signal(number, lambda *_: None)
-    ended = run_plan(request, console)
+
+    def tell(layout: RunLayout, why: str) -> None:
+        told(layout, why)
+        console.look()  # what is told may lead the output elsewhere
+
+    ended = run_plan(request, console, tell)
     if ended.failure:
         console.say(ended.failure)
     if ended.lacking is not None and request.answer is not None:
@@ -95,20 +81,24 @@ def execute(request: RunRequest) -> int:
     return ended.verdict.exit_code
 
 
-def run_plan(request: RunRequest, console: Terminal) -> FinishedRun:
+def run_plan(request: RunRequest, console: Terminal, told: Told = lambda *_: None) -> FinishedRun:
     """Run the plan to its end. Raises MachineError, before anything starts, if this machine cannot run it."""
-    request, cards = _lock_gpus(request, console)
-    plan = request.planned.plan
-    for notice in plan.notices:
-        if notice.severity == "warning":
-            console.say(f"warning: {notice.what}" + (f"\n  next: {notice.hint}" if notice.hint else ""))
-    if not _keeps_stdin(plan) and holds_input(0):
-        console.say(f"warning: {NO_INPUT}")
-    started = time.time()
+    cards: GpuLocks | None = None
+    on_begun = request.begun  # a request that is planned again has none
     try:
-        begun = _prepare_run(request, console)
+        with contextlib.ExitStack() as until_begun:
+            request, cards, queued = _lock_gpus(request, console, told, until_begun)
+            plan = request.planned.plan
+            for notice in plan.notices:
+                if notice.severity == "warning":
+                    console.say(f"warning: {notice.what}" + (f"\n  next: {notice.hint}" if notice.hint else ""))
+            if not _keeps_stdin(plan) and holds_input(0):
+                console.say(f"warning: {NO_INPUT}")
+            started = time.time()
+            begun = _prepare_run(request, console, queued)
         cards.sign(user_name(os.getuid()), str(begun.layout.root))
         try:
+            told(begun.layout, "")
             if begun.node == 0:
                 console.say(f"run directory: {begun.layout.root}")
             if plan.resume.path is not None and begun.node == 0:
@@ -116,13 +106,14 @@ def run_plan(request: RunRequest, console: Terminal) -> FinishedRun:
                 console.say(f"resuming from {plan.resume.path}{step}")
             # The guardian holds these too: if trainkit is killed, the GPUs are free only when all processes have ended.
             locks = (*begun.locks, *cards.fds)
-            told = partial(request.begun, begun.layout) if request.begun else None
-            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks, told)
+            guarded = partial(on_begun, begun.layout) if on_begun else None
+            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks, guarded)
         finally:
             for lock in begun.locks:
                 os.close(lock)
     finally:
-        cards.release()
+        if cards is not None:
+            cards.release()
 
 
 class _StartingRun(NamedTuple):
@@ -137,34 +128,40 @@ class _StartingRun(NamedTuple):
     job: str
 
 
-def _lock_gpus(request: RunRequest, console: Terminal) -> tuple[RunRequest, GpuLocks]:
-    """Lock the plan's GPUs.
+def _lock_gpus(
+    request: RunRequest, console: Terminal, told: Told, until_begun: contextlib.ExitStack
+) -> tuple[RunRequest, GpuLocks, Queued | None]:
+    """Lock the plan's GPUs, if it says so after waiting for them; the run directory of one that has waited.
 
     If another run has locked one first, plan again: the new plan chooses others, or is refused.
     """
     cards = GpuLocks(request.environ)
     for choice in range(CHOICES):
         plan = request.planned.plan
-        if plan.blockers:
-            raise MachineError(Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers)
+        refuse_blocked(plan)
+        if plan.waits is not None:
+            return wait_for_gpus(request, console, told, until_begun)
         if choice > 0:
             console.say("now: " + ", ".join(f"GPU {card.index} ({card.uuid})" for card in plan.cards))
         lost = cards.take([card.uuid for card in plan.cards], shared=plan.shares_cards)
         if lost is None:
             cards.sign(user_name(os.getuid()), "")
-            return request, cards
+            return request, cards, None
         name = next(f"GPU {card.index} ({card.name})" for card in plan.cards if card.uuid == lost)
         # Between the probe that the plan was made from and this lock, another run may have started.
         what = f"{name} has just been locked by {taken_by(lost, request.environ)}"
         if request.again is None:
             raise MachineError(what, hint="start again when that run has ended, or choose other GPUs")
         console.say(f"{what}; choosing again")
-        request = replace(request.again(), begun=request.begun)
+        request = request.again(None)
     raise MachineError(f"other runs locked the chosen GPUs first, {CHOICES} times", hint="try again")
 
 
-def _prepare_run(request: RunRequest, console: Terminal) -> _StartingRun:
-    """Meet the other nodes, if there are any; the complete run directory, and the bound plan of this node."""
+def _prepare_run(request: RunRequest, console: Terminal, queued: Queued | None) -> _StartingRun:
+    """Meet the other nodes, if there are any; the complete run directory, and the bound plan of this node.
+
+    queued: of a run that has waited, which gets the plan as it is now.
+    """
     plan = request.planned.plan
     place = node_place(plan, request.node_rank, request.environ)
     several, group = plan.topology.nodes > 1, group_of(plan, place.node)
@@ -179,8 +176,11 @@ def _prepare_run(request: RunRequest, console: Terminal) -> _StartingRun:
         return bind(plan, values, request.environ, group)
 
     def make(start: Start) -> RunLayout:
-        layout = RunLayout.of(request.run_dir) if request.run_dir else create_run_dir(plan.output_root, plan.name)
-        locks.append(lock_run(layout))
+        if queued:
+            layout = queued.layout
+        else:
+            layout = RunLayout.of(request.run_dir) if request.run_dir else create_run_dir(plan.output_root, plan.name)
+        locks.append(queued.lock if queued else lock_run(layout))
         if not request.run_dir:
             write_plan(layout, plan, request.recipe_yaml, request.command_shell)
         write_attempt(layout, start.attempt, plan, bound(start.at(str(layout.root))))

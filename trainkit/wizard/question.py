@@ -340,7 +340,7 @@ class View:
         from trainkit.planner.build import build_plan  # after the first question is shown: it takes time
 
         # The machine with all its GPUs free: a recipe is for other days too.
-        free: dict[str, Any] = {"processes": (), "held_by": None}
+        free: dict[str, Any] = {"processes": (), "held_by": None, "wanted_by": None}
         idle = []
         for gpu in self.facts.gpus:
             parts = tuple(replace(part, **free, memory_free=part.memory_total) for part in gpu.instances)

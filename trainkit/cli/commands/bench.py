@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainkit.bench import Candidate, Comparison, MemoryKind, Setup
     from trainkit.launch_plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
 
 # A variant that went on from another's checkpoint would measure nothing.
 AFRESH = "checkpoint.resume=never"
@@ -193,9 +193,10 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
 def candidate(name: str, description: str, resolved: Resolved, line: tuple[str, ...]) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench import Candidate
+    from trainkit.machine.probe import probe
 
     def request(planned: Planned) -> RunRequest:
-        return run_request(planned, resolved, lambda: request(plan_recipe(resolved)))
+        return run_request(planned, resolved, lambda ticket: request(plan_recipe(resolved, probe(ticket=ticket))))
 
     try:
         planned = plan_recipe(resolved)

@@ -17,7 +17,7 @@ from trainkit.recipe.assignment import without_layer
 from trainkit.runner.rundir.layout import RunLayout
 
 if TYPE_CHECKING:
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
     from trainkit.schedulers.base import Place
 
 app = typer.Typer(name="job", cls=CommandGroup, no_args_is_help=True, add_completion=False)
@@ -113,7 +113,7 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
         planned = plan_recipe(resolved, facts, layout)
         job = as_promised(submitted, planned.plan)
         refuse_unfit(planned.plan, resolved.recipe, facts, place)
-        made = run_request(planned, resolved, request)
+        made = run_request(planned, resolved, lambda _: request())  # it does not wait: it is given its GPUs
         return replace(
             made,
             node_rank=place,

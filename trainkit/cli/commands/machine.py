@@ -148,10 +148,12 @@ def _card_lines(gpu: Gpu) -> Iterator[str]:
     if gpu.compute_mode != "default":
         yield f"    compute mode: {gpu.compute_mode}"
     yield from _users(gpu.held_by, gpu.processes, idle=not gpu.mig)
+    yield from _next(gpu.wanted_by)
     for part in gpu.instances:
         yield f"    MIG {part.profile:<9} {_memory(part.memory_total, part.memory_free)}"
         yield f"      {part.uuid}"
         yield from (f"  {line}" for line in _users(part.held_by, part.processes, idle=True))
+        yield from (f"  {line}" for line in _next(part.wanted_by))
 
 
 def _memory(total: int, free: int) -> str:
@@ -174,6 +176,11 @@ def _users(held: Hold | None, processes: Sequence[GpuProcess], *, idle: bool) ->
         yield f"    {each.pid:>8} {each.user:<10} {memory} GiB  {command}{draws}"
     if idle and held is None and not processes:
         yield "    idle"
+
+
+def _next(wanted: Hold | None) -> Iterator[str]:
+    if wanted is not None:
+        yield f"    next for the trainkit run {wanted.run}, which waits (pid {wanted.pid}, {wanted.user})"
 
 
 def _cut(line: str, width: int) -> str:

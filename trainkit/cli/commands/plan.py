@@ -13,7 +13,7 @@ from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics, write_labelled, write_text
 from trainkit.cli.file_system import write_file
-from trainkit.cli.options import Json, On, Presets, Variant
+from trainkit.cli.options import Json, On, Presets, Variant, Wait
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line, resolve_request, show_warnings
 from trainkit.errors import Diagnostic, ExitCode, UsageError
 from trainkit.files import is_there, parse_json, read_whole
@@ -46,6 +46,7 @@ def plan(
     presets: Presets = None,
     variant: Variant = None,
     machine: On = None,
+    wait: Wait = False,
     as_json: Json = False,
     shell: Shell = False,
     diff: Diff = None,
@@ -70,7 +71,7 @@ def plan(
         raise UsageError("--json, --shell, --diff and --export exclude one another", hint="give one of them")
     if output is not None and export is None:
         raise UsageError("--output is for --export", hint="add --export accelerate, deepspeed or hf")
-    resolved = resolve_line(context, presets, variant)
+    resolved = resolve_line(context, presets, variant, waits=wait)
     facts = machine_facts(machine) if machine else cluster_facts(resolved)
     planned = plan_recipe(resolved, facts)
     if export is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from typer import Option
 
 from trainkit.cli.diagnostics import show_diagnostics
-from trainkit.cli.options import Presets, Variant
+from trainkit.cli.options import Presets, Variant, Wait
 from trainkit.cli.pipeline import plan_recipe, resolve_line, run_request
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
 from trainkit.schedulers.base import Allocation, Place
@@ -25,18 +26,25 @@ if TYPE_CHECKING:
     from trainkit.machine.facts import Facts
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
-    from trainkit.runner.execute import RunRequest
+    from trainkit.runner.request import RunRequest
     from trainkit.runner.rundir.layout import RunLayout
 
 
-def run(  # noqa: PLR0917 - a command's options
+def run(
     context: typer.Context,
+    *,
     presets: Presets = None,
     variant: Variant = None,
     node_rank: Annotated[
         int | None,
         Option("--node-rank", min=0, help="This machine's number among several, if no scheduler sets it."),
     ] = None,
+    wait: Wait = False,
+    detach: Annotated[
+        bool, Option("--detach", help="Leave the run to itself and return when it has started; `logs -f` follows it.")
+    ] = False,
+    # Of the process that `--detach` starts: the descriptor on which it says that the run has begun.
+    report_to: Annotated[int | None, Option("--report-to", hidden=True)] = None,
     # Not an option of `run`: it is taken so that the error can say what is meant.
     machine: Annotated[str | None, Option("--on", hidden=True)] = None,
     tell: Annotated[int | None, Option("--tell", hidden=True, help="A descriptor, told of the run directory.")] = None,
@@ -54,10 +62,23 @@ def run(  # noqa: PLR0917 - a command's options
     Example: trainkit run --nproc_per_node 2 train.py --lr 1e-3
 
     Example: trainkit run torchrun --nproc_per_node 2 train.py --lr 1e-3
+
+    Example: trainkit run recipe.yaml --wait --detach
     """
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
-    resolved = resolve_line(context, presets, variant)
+    if detach and report_to is None:
+        from trainkit.cli.detach import start
+
+        raise typer.Exit(start(sys.argv[2:]))
+    resolved = resolve_line(context, presets, variant, waits=wait)
+    if report_to is not None:
+        from trainkit.cli.detach import Report, refuse
+        from trainkit.runner.execute import execute
+
+        told = Report(report_to)
+        refuse(resolved)
+        raise typer.Exit(execute(requested(resolved, node_rank), told))
     if tell is not None and (nodes := resolved.recipe.nodes.count) > 1:
         hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
         raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
@@ -114,17 +135,18 @@ def is_said_by_node_0(recipe: Recipe, error: MachineError | RecipeError) -> bool
     return False
 
 
-def requested(resolved: Resolved, node_rank: int | None) -> RunRequest:
+def requested(resolved: Resolved, node_rank: int | None, ticket: int | None = None) -> RunRequest:
     """The recipe, planned for this machine as it is now; called again when another run takes a chosen GPU meanwhile.
 
-    Raises MachineError where the machine cannot run it.
+    ticket: of the run, when its turn has come after it waited for GPUs. Raises MachineError where the machine cannot
+    run it.
     """
     from trainkit.machine.probe import probe
 
-    facts = probe()
+    facts = probe(ticket=ticket)
     planned = plan_recipe(resolved, facts)
-    refuse_unfit(planned.plan, resolved.recipe, facts, node_rank)
-    return run_request(planned, resolved, lambda: requested(resolved, node_rank), node_rank)
+    refuse_unfit(planned.plan, resolved.recipe, facts, node_rank, again=ticket is not None)
+    return run_request(planned, resolved, lambda ticket: requested(resolved, node_rank, ticket), node_rank)
 
 
 def run_under_srun(recipe: Recipe) -> None:
@@ -137,10 +159,12 @@ def run_under_srun(recipe: Recipe) -> None:
         raise typer.Exit(run_step(place, recipe.nodes.count, runs, os.environ))
 
 
-def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Place | None) -> None:
+def refuse_unfit(
+    plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Place | None, *, again: bool = False
+) -> None:
     """Show the warnings of the doctor's fast checks. Raises MachineError with all that stops the plan on this machine.
 
-    These are the plan's own blockers and the problems that the checks find.
+    These are the plan's own blockers and the problems that the checks find. again: the warnings have been shown.
     """
     from trainkit.doctor.check import Target
     from trainkit.doctor.examine import FAST, examine_before_run
@@ -148,7 +172,7 @@ def refuse_unfit(plan: Plan, recipe: Recipe, facts: Facts, given_rank: int | Pla
 
     target = Target(plan, recipe, node_place(plan, given_rank, os.environ).node)
     found = examine_before_run(FAST, facts, target)
-    show_diagnostics(each for each in found if each.severity == "warning")
+    show_diagnostics(each for each in found if each.severity == "warning" and not again)
     refused = [Diagnostic("error", notice.what, hint=notice.hint) for notice in plan.blockers]
     refused += [each for each in found if each.severity == "error"]
     if refused:

@@ -112,8 +112,11 @@ class Devices(Section):
         "as CUDA numbers them, and `pci` for trainkit's own trainer and for a list of GPUs. Becomes "
         "CUDA_DEVICE_ORDER.",
     )
-    when_busy: Literal["refuse", "warn"] = setting(
-        "refuse", "What happens if a selected GPU is in use: the run is refused, or starts with a warning."
+    when_busy: Literal["refuse", "warn", "wait"] = setting(
+        "refuse",
+        "What happens if a selected GPU is in use: the run is refused, starts with a warning, or waits until it is "
+        "free (also `trainkit run --wait`), after the runs that came before it. A run that waits takes any GPUs that "
+        "are free, as many as `select` says, unless it lists them.",
     )
     idle_below: int = setting(
         1024,

@@ -22,13 +22,18 @@ class Terminal:
     def __init__(self, environ: Mapping[str, str], out: int = 1, err: int = 2) -> None:
         self.prefix = ""  # of trainkit's own lines: names the node
         self._fds: dict[Stream, int] = {"out": out, "err": err}
-        self._is_terminal: dict[Stream, bool] = {"out": os.isatty(out), "err": os.isatty(err)}
-        self._can_redraw = self._is_terminal["err"] and environ.get("TERM", "dumb") not in ("dumb", "")
-        self._colour = Colour(err, environ)
+        self._environ = environ
+        self.look()
         self._at_start = True  # the terminal's current line is empty, apart from the live line
         self._drawn = ""
         self._broken: set[Stream] = set()
         self._patient_until = float("inf")
+
+    def look(self) -> None:
+        """See what the descriptors are: at the beginning, and after they were led elsewhere."""
+        self._is_terminal: dict[Stream, bool] = {stream: os.isatty(fd) for stream, fd in self._fds.items()}
+        self._can_redraw = self._is_terminal["err"] and self._environ.get("TERM", "dumb") not in ("dumb", "")
+        self._colour = Colour(self._fds["err"], self._environ)
 
     def program(self, stream: Stream, data: bytes) -> None:
         """Output of the main rank, unchanged."""

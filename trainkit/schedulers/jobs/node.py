@@ -17,9 +17,10 @@ from types import FrameType
 from trainkit.errors import Diagnostic, ExitCode, MachineError, RecipeError, UsageError
 from trainkit.files import publish, read_whole
 from trainkit.launch_plan.model import Job, Plan
-from trainkit.runner.execute import RunRequest, execute
+from trainkit.runner.execute import execute
 from trainkit.runner.nodes.assembly import Rendezvous, comparable_leaves, report_unfit
 from trainkit.runner.nodes.roll_call import RefusedRunError, ReportedElsewhereError
+from trainkit.runner.request import RunRequest
 from trainkit.runner.rundir.code_state import write_code
 from trainkit.runner.rundir.layout import RunLayout, subfolders
 from trainkit.runner.rundir.listing import read_plan, read_status

@@ -223,7 +223,7 @@ def _here(layout: RunLayout, known: RunState, status: Status) -> RunState:
     if known.is_over:
         return known
     runs, here = is_running(layout), os.uname().nodename
-    if status.state in ("queued", "requeued"):
+    if status.state in ("queued", "requeued") and status.pids.trainkit is None:  # else it waits for GPUs
         return replace(known, word="unknown", why=f"{SUBMISSION} is missing: its submission may not be over")
     if runs:
         return known if status.state else replace(known, word="starting")

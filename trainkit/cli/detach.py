@@ -1,0 +1,94 @@
+"""`trainkit run --detach`: the same command in a session of its own, which says when its run has begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainkit.cli.diagnostics import write_text
+from trainkit.errors import UsageError
+from trainkit.files import open_regular, parse_json
+from trainkit.runner.supervisor.processes import spawn
+from trainkit.schedulers.registry import place_in
+
+if TYPE_CHECKING:
+    from trainkit.recipe.resolved import Resolved
+    from trainkit.runner.rundir.layout import RunLayout
+
+OPTION = "--report-to"  # the descriptor of the pipe, for the process that is started
+
+
+def start(words: Sequence[str]) -> int:
+    """Start `trainkit run WORDS` on its own, and wait until its run has begun, or waits for GPUs; the exit code.
+
+    Where it cannot start, it has said why itself, on this terminal, and its exit code is returned. Until then Ctrl-C
+    ends it; from then on neither this process nor its terminal has a part in it.
+    """
+    reader, writer = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    argv = (sys.executable, "-P", "-m", "trainkit", "run", OPTION, str(writer), *words)
+    pid = spawn(argv, os.environ, (nothing, 1, 2), new_session=True, inherit=(writer,))
+    os.close(nothing)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as told:
+            said = told.read()
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGINT)
+        os.waitpid(pid, 0)
+        raise
+    if not said:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return code if code >= 0 else 128 - code
+    begun = parse_json(said)
+    waits = f"{begun['waits']}\n" if begun["waits"] else ""
+    follow = f"`trainkit logs {begun['id']} -f` follows it, `trainkit cancel {begun['id']}` ends it"
+    write_text(f"run directory: {begun['run']}\n{waits}{follow}\n")
+    return 0
+
+
+def refuse(resolved: Resolved) -> None:
+    """Raise UsageError for a run that cannot be left to itself."""
+    if place_in(os.environ) is not None:
+        what = "a run inside a job cannot be detached: its scheduler ends it with the job's script"
+        raise UsageError(what, hint="leave --detach out; or `trainkit submit` queues it as a job of its own")
+    if resolved.recipe.nodes.count > 1:
+        what = f"a run on {resolved.recipe.nodes.count} nodes cannot be detached: its nodes could not be found again"
+        raise UsageError(what, hint="`trainkit submit` gives it to a scheduler, or starts all nodes through ssh")
+
+
+class Report:
+    """The other end: called when the run begins, or waits, it tells who has started it, and leads the output away."""
+
+    def __init__(self, fd: int) -> None:
+        try:
+            is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+        except OSError:
+            is_pipe = False
+        if not is_pipe:
+            raise UsageError(f"{OPTION} is for trainkit itself", hint="write --detach")
+        os.set_inheritable(fd, False)  # a process of the run would keep the reader waiting
+        self._fd = fd
+
+    def __call__(self, layout: RunLayout, waits: str) -> None:
+        """Tell it, for the first time. waits: for what, if the run has to."""
+        if self._fd < 0:
+            return
+        log = open_regular(layout.job_output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=layout.root)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log, stream.fileno())
+        os.close(log)
+        said = json.dumps({"run": str(layout.root), "id": layout.short_id, "waits": waits})
+        try:
+            os.write(self._fd, said.encode())
+        except BrokenPipeError:  # who started it is gone already; the run goes on
+            pass
+        finally:
+            os.close(self._fd)
+            self._fd = -1
