@@ -20,6 +20,7 @@ RELEASES: Mapping[str, tuple[str, str]] = {
     "matplotlib": ("3.8", "4"),
     "ninja": ("1.11.1", "2"),
     "numpy": ("1.26", "3"),
+    "optuna": ("5", "6"),
     "peft": ("0.15", "0.22"),
     "pyarrow": ("15", "27"),
     "rouge-score": ("0.1.2", "0.2"),

@@ -28,8 +28,6 @@ from reference import PAGES  # noqa: E402
 
 from trainkit import __version__  # noqa: E402
 
-# Pages that the navigation has and that may be missing.
-COMING = ("python.md", "sweeps.md")
 # What a browser fetches by itself. A link to another site is the reader's choice.
 FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}
 _IN_STYLES = re.compile(r"url\(\s*['\"]?(?:https?:)?//[^)]*\)|@import[^;]*//[^;]*;")
@@ -58,12 +56,6 @@ def stage(work: Path, *, in_a_folder: bool) -> dict[str, Any]:
     shutil.copytree(FOLDER / "theme" / "assets", pages / "assets")
     settings: dict[str, Any] = yaml.safe_load((FOLDER / "site.yml").read_text("utf-8"))
     found = {page.relative_to(pages).as_posix() for page in pages.rglob("*.md")}
-    absent = set(COMING) - found
-    settings["nav"] = [
-        {title: [page for page in group if not absent & {*page.values()}]}
-        for each in settings["nav"]
-        for title, group in each.items()
-    ]
     shown = [name for name, _, _ in navigation(settings)]
     wrong = [f"{name}: in docs/, and not in the navigation" for name in sorted(found - {*shown})]
     wrong += [f"{name}: in the navigation, and not in docs/" for name in sorted({*shown} - found)]
