@@ -89,7 +89,7 @@ def test_the_notebook_of_a_function_on_two_ranks(executed: Any) -> None:
     picture = text_of(ran, "text/html")
     assert "<b>done</b>" in picture
     assert "<polyline" in picture
-    assert text_of(plan).startswith("('torchrun', 2, {'step': 60,")
+    assert text_of(plan).split()[:4] == ["('torchrun',", "2,", "{'step':", "60,"]
     assert text_of(printed).startswith("['2 ranks, weights [[")
     assert "ddp" in text_of(runs)
 
