@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -48,6 +49,7 @@ class RunRequest:
     run_dir: the directory of a submitted run, which already holds its plan; empty creates a new one.
     attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
     again: plans again when another run has locked a GPU in the meantime. answer: what to change where memory ran out.
+    begun: is told of the run directory once the guardian runs, from where on signals end the run in order.
     """
 
     planned: Planned
@@ -57,6 +59,7 @@ class RunRequest:
     node_rank: int | Place | None = None
     again: Callable[[], RunRequest] | None = None
     answer: Callable[[Shortage], Iterable[str]] | None = None
+    begun: Callable[[RunLayout], None] | None = None
     run_dir: str = ""
     attempt: int = 1
     job: str = ""
@@ -113,7 +116,8 @@ def run_plan(request: RunRequest, console: Terminal) -> FinishedRun:
                 console.say(f"resuming from {plan.resume.path}{step}")
             # The guardian holds these too: if trainkit is killed, the GPUs are free only when all processes have ended.
             locks = (*begun.locks, *cards.fds)
-            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks)
+            told = partial(request.begun, begun.layout) if request.begun else None
+            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks, told)
         finally:
             for lock in begun.locks:
                 os.close(lock)
@@ -155,7 +159,7 @@ def _lock_gpus(request: RunRequest, console: Terminal) -> tuple[RunRequest, GpuL
         if request.again is None:
             raise MachineError(what, hint="start again when that run has ended, or choose other GPUs")
         console.say(f"{what}; choosing again")
-        request = request.again()
+        request = replace(request.again(), begun=request.begun)
     raise MachineError(f"other runs locked the chosen GPUs first, {CHOICES} times", hint="try again")
 
 
@@ -257,15 +261,28 @@ def _keeps_stdin(plan: Plan) -> bool:
     return plan.launcher.kind == "python" and plan.topology.world_size == 1 and plan.container is None
 
 
-def _follow(spec: Spec, begun: _StartingRun, plan: Plan, console: Terminal, locks: Sequence[int]) -> FinishedRun:
+def _follow(
+    spec: Spec,
+    begun: _StartingRun,
+    plan: Plan,
+    console: Terminal,
+    locks: Sequence[int],
+    told: Callable[[], None] | None,
+) -> FinishedRun:
     layout, begin = begun.layout, time.monotonic()
     attempt = layout.attempt(begun.assembly.start.attempt, begun.node)
     # Only node 0 shows the run's metrics.
     relay = Relay(None if begun.node else layout.metrics, attempt, console, is_ours=plan.program.kind == "builtin")
     watch = GpuWatch(plan.cards, layout.cards)
     lines = [each.fd for each in begun.assembly.neighbours]
+
+    def on_start() -> None:
+        watch.start()
+        if told is not None:
+            told()
+
     try:
-        verdict = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt).run(watch.start)
+        verdict = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt).run(on_start)
     finally:
         watch.close()
     if begun.node:  # node 0 writes the summary

@@ -91,7 +91,7 @@ def write_page(found: Comparison, folder: Path) -> None:
     """Write report.html: the table, and the first run of each variant beside the others."""
     from trainkit.bench import render
     from trainkit.cli.commands.report import FILE, write_report
-    from trainkit.report.page import MOST
+    from trainkit.html_report.page import MOST
     from trainkit.runner.rundir.listing import read_run
 
     runs = {row.name: Path(row.runs[0].run_directory) for row in found.rows if row.runs[0].run_directory}

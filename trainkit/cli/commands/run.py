@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,9 +26,10 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.runner.execute import RunRequest
+    from trainkit.runner.rundir.layout import RunLayout
 
 
-def run(
+def run(  # noqa: PLR0917 - a command's options
     context: typer.Context,
     presets: Presets = None,
     variant: Variant = None,
@@ -34,6 +39,7 @@ def run(
     ] = None,
     # Not an option of `run`: it is taken so that the error can say what is meant.
     machine: Annotated[str | None, Option("--on", hidden=True)] = None,
+    tell: Annotated[int | None, Option("--tell", hidden=True, help="A descriptor, told of the run directory.")] = None,
 ) -> None:
     """Run RECIPE (a file, a shipped name, or a run directory). Arguments after -- are passed to the program.
 
@@ -52,12 +58,22 @@ def run(
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
     resolved = resolve_line(context, presets, variant)
+    if tell is not None and (nodes := resolved.recipe.nodes.count) > 1:
+        hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
+        raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
     run_under_srun(resolved.recipe)
     if node_rank is None and resolved.recipe.nodes.count > 1 and shares_console(os.environ):
         raise typer.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
 
-    raise typer.Exit(execute(requested(resolved, node_rank)))
+    request = requested(resolved, node_rank)
+    raise typer.Exit(execute(request if tell is None else replace(request, begun=partial(tell_begun, tell))))
+
+
+def tell_begun(fd: int, layout: RunLayout) -> None:
+    """Tell the process that has started this one, which may be gone, where the run is."""
+    with contextlib.suppress(OSError):
+        os.write(fd, json.dumps({"run": str(layout.root)}).encode() + b"\n")
 
 
 def run_beside_others(resolved: Resolved) -> int:

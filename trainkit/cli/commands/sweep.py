@@ -595,7 +595,7 @@ def exit_code(found: SweepResult) -> int:
 def write_page(found: SweepResult) -> None:
     """Write report.html: the table, and the runs of the best trials beside one another."""
     from trainkit.cli.commands.report import FILE, write_report
-    from trainkit.report.page import MOST
+    from trainkit.html_report.page import MOST
     from trainkit.runner.rundir.listing import is_run, read_run
     from trainkit.sweeps.results import ranked, table
     from trainkit.sweeps.space import named
