@@ -80,6 +80,7 @@ def test_an_evaluation_is_reported_once_though_a_run_goes_back_to_it(tmp_path: P
     assert study.trials()[0].value == 1.0
 
 
+@pytest.mark.e2e
 def test_tpe_draws_as_many_as_asked_and_goes_on_after_those_before(tmp_path: Path) -> None:
     study = opened(tmp_path, DRAWN, "tpe", most=3)
     for number in range(3):
@@ -94,6 +95,7 @@ def test_tpe_draws_as_many_as_asked_and_goes_on_after_those_before(tmp_path: Pat
     assert all(point not in points[:number] for number, point in enumerate(points))
 
 
+@pytest.mark.e2e
 def test_a_point_that_is_drawn_again_takes_the_value_of_the_first(tmp_path: Path) -> None:
     study = opened(tmp_path, read_space(["train.seed=0,1"]), "tpe", most=8)
     tried = 0
