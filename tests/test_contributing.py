@@ -16,7 +16,7 @@ from trainkit.schedulers.registry import SCHEDULERS
 from trainkit.tools.registry import LAUNCHERS, PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
+CONTRIBUTING = ROOT / "docs" / "contributing.md"
 # Besides their entry, optimizers are named in help and advice for people, and as the default of another tool.
 NAMED = {
     "optimizers.py",

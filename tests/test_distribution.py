@@ -19,7 +19,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[Requirement]] = {
     name: [*map(Requirement, lines)] for name, lines in PROJECT["optional-dependencies"].items()
 }
-FOR_USERS = [each for name, several in EXTRAS.items() if name != "test" for each in several]
+FOR_USERS = [each for name, several in EXTRAS.items() if name not in ("test", "docs") for each in several]
 LIMITED = [*map(Requirement, PROJECT["dependencies"]), *FOR_USERS]
 # Their minor releases take away what trainkit uses.
 BREAKING = {"torch", "transformers", "tokenizers", "accelerate", "deepspeed", "peft", "bitsandbytes", "safetensors"}

@@ -8,8 +8,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,20 +16,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.errors import MachineError
-from trainkit.files import publish, read_json
+from trainkit.files import publish
 from trainkit.foresight.published import published
 from trainkit.runner.execute import run_plan
 from trainkit.runner.report.console import Stream, Terminal
 from trainkit.runner.report.exit_status import KILLED
 from trainkit.runner.report.failure import describe_failure
-from trainkit.runner.report.progress import last_lines
 from trainkit.runner.report.summary import headline
 from trainkit.runner.request import RunRequest
-from trainkit.runner.rundir.layout import RunLayout
-from trainkit.runner.supervisor.processes import STOP, die_with_parent, handled
+from trainkit.runner.supervisor.processes import STOP, handled
+from trainkit.runner.together import LOOK_SECONDS, ChildRun, RunsTogether, errors_of, summary_of
 from trainkit.text import MIB, format_duration, format_measure
 
 if TYPE_CHECKING:
@@ -51,9 +48,6 @@ MEMORY_MEANING: Mapping[MemoryKind, str] = {
     "rss": "peak resident memory (RSS of the largest rank)",
 }
 MEMORY_HEAD: Mapping[MemoryKind, str] = {"gpu": "GPU memory", "rss": "peak RSS"}
-RUN_DIRECTORY = "run directory: "  # as a run says it before it starts its program
-START_BYTES = 1 << 16  # of a log, in which that line is
-LOOK_SECONDS = 0.1
 _REASON = 100  # characters of a failure's reason in the table; files hold all of it
 
 
@@ -265,16 +259,6 @@ class BenchTerminal(Terminal):
         return True
 
 
-class _Child(NamedTuple):
-    """A run that is a process of its own. log: of its whole output. gpus: UUIDs of those that it has to itself."""
-
-    candidate: Candidate
-    process: subprocess.Popen[bytes]
-    log: Path
-    gpus: Sequence[str]
-    begun: float
-
-
 @dataclass
 class _Bench:
     """The state of a bench: what has been measured, and how long each run took."""
@@ -286,13 +270,15 @@ class _Bench:
     begun_at: float = 0.0
     stopped_by: int | None = None
     started: float = field(default_factory=time.monotonic)
-    children: list[_Child] = field(default_factory=list)
+    together: RunsTogether = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.together = RunsTogether(self.setup.jobs, [*self.setup.gpus], os.environ)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal, and pass it on to the runs that are processes of their own."""
         self.stopped_by = number
-        for child in self.children:
-            child.process.send_signal(number)
+        self.together.signal(number)
 
     @property
     def runnable(self) -> int:
@@ -313,14 +299,14 @@ class _Bench:
         described = f": {candidate.description}" if candidate.description else ""
         return f"{self.begun} of {self.runnable}  {candidate.name}{described}{where}  ({self.clock()})"
 
-    def end(self, candidate: Candidate, begun: float, measurement: Measurement) -> None:
-        """Keep what a run gave, and how long it took."""
+    def end(self, name: str, begun: float, measurement: Measurement) -> None:
+        """Keep what a run of a candidate gave, and how long it took."""
         self.walls.append(time.monotonic() - begun)
-        self.measured.setdefault(candidate.name, []).append(measurement)
+        self.measured.setdefault(name, []).append(measurement)
 
     def running_line(self) -> str:
         """How far several runs at once are."""
-        names = ", ".join(each.candidate.name for each in self.children)
+        names = ", ".join(each.name for each in self.together.children)
         return f"{len(self.walls)}/{self.runnable} ended, running: {names}, {self.clock()}"
 
     def comparison(self) -> Comparison:
@@ -368,32 +354,26 @@ def _write(bench: _Bench, folder: Path) -> None:
 
 
 def _run_together(bench: _Bench, runs: Sequence[Candidate], folder: Path, console: BenchTerminal) -> None:
-    """Run several at once, in this order, each as soon as there are GPUs for it alone.
-
-    They are processes of their own, for a run handles signals and adopts orphans for its whole process; each dies with
-    this one.
-    """
-    waiting, free = deque(runs), list(bench.setup.gpus)
+    """Run several at once, in this order, each as soon as there are GPUs for it alone."""
+    waiting, together = deque(runs), bench.together
     console.whole = bench.running_line
     try:
-        while waiting or bench.children:
-            for child in [each for each in bench.children if each.process.poll() is not None]:
-                bench.children.remove(child)
-                free += child.gpus
+        while waiting or together.children:
+            for child in together.take_ended():
                 _take_measurement(bench, child, console)
                 _write(bench, folder)
             if bench.stopped_by is not None:
                 waiting.clear()
-            while waiting and len(bench.children) < bench.setup.jobs and len(free) >= gpus_of(waiting[0]):
+            while waiting and together.has_room(gpus_of(waiting[0])):
                 candidate = waiting.popleft()
-                taken = [free.pop(0) for _ in range(gpus_of(candidate))]
-                _start_child(bench, candidate, taken, folder, console)
+                gpus = gpus_of(candidate)
+                console.say(bench.begin(candidate, f" on {', '.join(together.gpus[:gpus])}"))
+                log = folder / f"{bench.begun}-{re.sub('[^A-Za-z0-9._-]', '_', candidate.name)}.log"
+                together.start(candidate.name, candidate.line, log, gpus)
             console.live(lambda _: "")
             time.sleep(LOOK_SECONDS)
     finally:
-        for child in bench.children:  # only if this process itself fails
-            child.process.terminate()
-            child.process.wait()
+        together.close()
 
 
 def gpus_of(candidate: Candidate) -> int:
@@ -401,49 +381,19 @@ def gpus_of(candidate: Candidate) -> int:
     return len(candidate.request.planned.plan.cards) if candidate.request else 0
 
 
-def _start_child(
-    bench: _Bench, candidate: Candidate, gpus: Sequence[str], folder: Path, console: BenchTerminal
-) -> None:
-    console.say(bench.begin(candidate, f" on {', '.join(gpus)}"))
-    log = folder / f"{bench.begun}-{re.sub('[^A-Za-z0-9._-]', '_', candidate.name)}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainkit", "run", *candidate.line],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which passes it on once
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is about
-        )
-    bench.children.append(_Child(candidate, process, log, gpus, bench.begun_at))
-
-
-def _take_measurement(bench: _Bench, child: _Child, console: BenchTerminal) -> None:
+def _take_measurement(bench: _Bench, child: ChildRun, console: BenchTerminal) -> None:
     """Of a run that has ended as a process of its own."""
-    with child.log.open("rb") as log:
-        said = log.read(START_BYTES).decode("utf-8", "replace").splitlines()
-    place = next((line.removeprefix(RUN_DIRECTORY) for line in said if line.startswith(RUN_DIRECTORY)), None)
-    code = child.process.returncode
-    if place is None:
-        why = next((line for line in said if line.startswith("error: ")), f"see {child.log}")
-        measurement = Measurement("refused", code, why.removeprefix("error: "))
-        console.say(f"{child.candidate.name}: refused: {measurement.reason}")
+    layout, code = child.layout, child.process.returncode
+    if layout is None:
+        measurement = Measurement("refused", code, child.refusal())
+        console.say(f"{child.name}: refused: {measurement.reason}")
     else:
-        layout = RunLayout(Path(place))
-        summary = read_json(layout.summary) or {"exit_code": code}
-        measurement = measure(summary, bench.setup.memory, _errors(layout), place)
+        measurement = measure(summary_of(layout, code), bench.setup.memory, errors_of(layout), str(layout.root))
         if measurement.outcome == "interrupted":
             bench.stopped_by = bench.stopped_by or max(code - 128, 1)
         elif measurement.outcome != "ok":
-            console.say(f"{child.candidate.name}: {measurement.outcome}: {measurement.reason}\n  {child.log}")
-    bench.end(child.candidate, child.begun, measurement)
-
-
-def _errors(layout: RunLayout) -> str:
-    """The end of every rank's standard error: there a failure says what it was."""
-    logs = sorted(layout.attempt(1).logs.glob("rank-*.err"))
-    return "\n".join(line for log in logs for line in last_lines(log))
+            console.say(f"{child.name}: {measurement.outcome}: {measurement.reason}\n  {child.log}")
+    bench.end(child.name, child.begun, measurement)
 
 
 def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: BenchTerminal) -> None:
@@ -455,12 +405,12 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")
     else:
-        measurement = measure(ended.summary, bench.setup.memory, _errors(ended.layout), str(ended.layout.root))
+        measurement = measure(ended.summary, bench.setup.memory, errors_of(ended.layout), str(ended.layout.root))
         if ended.verdict.failure == "signal":
             bench.stopped_by = ended.verdict.signal
         elif ended.verdict.exit_code != 0:  # no rank's output was shown, so the failed one's is quoted
             console.say(describe_failure(ended.verdict, ended.layout.attempt(1), None))
-    bench.end(candidate, bench.begun_at, measurement)
+    bench.end(candidate.name, bench.begun_at, measurement)
 
 
 def render(found: Comparison) -> str:

@@ -11,6 +11,7 @@ NAME = "training-launcher"  # `trainkit` on the public index is somebody else's
 RELEASES: Mapping[str, tuple[str, str]] = {
     "accelerate": ("1.9", "1.16"),
     "bitsandbytes": ("0.50", "0.51"),
+    "cloudpickle": ("3", "4"),
     "datasets": ("3", "6"),
     "deepspeed": ("0.19.4", "0.19.9"),
     "fsspec": ("2025.3", "2027"),
@@ -19,6 +20,7 @@ RELEASES: Mapping[str, tuple[str, str]] = {
     "matplotlib": ("3.8", "4"),
     "ninja": ("1.11.1", "2"),
     "numpy": ("1.26", "3"),
+    "optuna": ("5", "6"),
     "peft": ("0.15", "0.22"),
     "pyarrow": ("15", "27"),
     "rouge-score": ("0.1.2", "0.2"),

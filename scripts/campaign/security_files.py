@@ -397,15 +397,15 @@ def _records(folder: Path) -> None:
 
 
 def _run_files(folder: Path) -> None:
+    from trainkit.metrics_file import JsonLines
     from trainkit.runner.rundir.layout import RunLayout
     from trainkit.runner.rundir.listing import is_running, lock_run
-    from trainkit.trainer.metrics.writers import JsonLines
 
     layout = RunLayout(folder / "work/shared")
     is_running(layout)
     with contextlib.suppress(OSError):
         os.close(lock_run(layout))
-        JsonLines(layout.metrics).write({"step": 1})
+        JsonLines(layout.metrics, print).write({"step": 1})
 
 
 def _swaps(folder: Path) -> None:

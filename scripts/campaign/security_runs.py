@@ -125,10 +125,10 @@ def _child(folder: Path, tools: Path, kind: str, words: Sequence[str]) -> int:
 
 def _finish(runs: Mapping[str, Path]) -> None:
     """What a cluster's nodes would have written, by what writes it there."""
+    from trainkit.metrics_file import JsonLines
     from trainkit.runner.rundir.layout import RunLayout
     from trainkit.runner.rundir.records import Pids, RankRecord, write_record
     from trainkit.schedulers.jobs.records import Attempt, Submission, update_status, write_attempt, write_submission
-    from trainkit.trainer.metrics.writers import JsonLines
 
     write_submission(RunLayout(runs["array"]), Submission("slurm", "77_2", ("sbatch",)))
     (runs["nodes"] / "submission.json").unlink()
@@ -150,7 +150,7 @@ def _finish(runs: Mapping[str, Path]) -> None:
             attempt.launcher_log.write_text("launched\n")
         (layout.attempt(2).nodes / "1.json").write_text(json.dumps({"state": "ended", "exit_code": 0}) + "\n")
         for step in range(1, 4):
-            JsonLines(layout.metrics).write({"step": step, "loss": 1.0 / step})
+            JsonLines(layout.metrics, print).write({"step": step, "loss": 1.0 / step})
         if kind != "local":
             update_status(layout, state="running", host=host, attempt=2, exit_code=None, pids=Pids())
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Trainkit
 from tests.made_up_runs import MakeRun, records
-from trainkit.report.page import MARK, MOST
+from trainkit.html_report.page import MARK, MOST
 
 
 def test_one_run_has_its_page_in_its_directory_and_several_have_one_here(

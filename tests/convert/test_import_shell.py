@@ -355,3 +355,25 @@ def test_a_notebook_without_a_command_is_refused_with_what_to_do(content: dict[s
     found = refusal("nb.ipynb", content)
     assert what in found.what
     assert hint in found.hint
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (
+            "notebook_launcher(train, (3, lr), num_processes=2)",
+            'trainkit.run_function(train, "program.kind=accelerate", args=(3, lr), ranks=2).wait()',
+        ),
+        (
+            "accelerate.notebook_launcher(train, num_processes=N, mixed_precision='bf16')",
+            'trainkit.run_function(train, "program.kind=accelerate", "precision.dtype=bf16", ranks=N).wait()',
+        ),
+        ("notebook_launcher(train, ())", "leaves num_processes to the machine"),
+        ("notebook_launcher(train, (), num_nodes=2)", "`num_nodes` is not read"),
+        ("notebook_launcher(train)\nnotebook_launcher(test)", "it calls notebook_launcher 2 times"),
+        ("notebook_launcher(train, (), 2", "no Python that can be read"),
+    ],
+)
+def test_a_launch_inside_a_notebook_is_answered_with_the_call_that_takes_its_place(call: str, answer: str) -> None:
+    found = refusal("nb.ipynb", notebook("%matplotlib inline\ndef train(*args): ...", call))
+    assert answer in (found.hint if answer.startswith("trainkit") else found.why)

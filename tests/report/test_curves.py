@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_up_runs import MakeRun, records
-from trainkit.report.collect import Collected, collect
-from trainkit.report.curves import POINTS, chart_data, charts_of, kept, phase_seconds, rounded
-from trainkit.report.page import page
+from trainkit.html_report.collect import Collected, collect
+from trainkit.html_report.curves import POINTS, chart_data, charts_of, kept, phase_seconds, rounded
+from trainkit.html_report.page import page
 from trainkit.runner.report.history import Curve
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import RunInfo

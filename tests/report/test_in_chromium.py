@@ -12,8 +12,8 @@ import pytest
 from chromium import PROGRAM, Chromium
 
 from tests.made_up_runs import MakeRun, records
-from trainkit.report.collect import collect
-from trainkit.report.page import page
+from trainkit.html_report.collect import collect
+from trainkit.html_report.page import page
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import RunInfo
 

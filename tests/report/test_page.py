@@ -15,8 +15,8 @@ import pytest
 
 from tests.made_up_runs import ENDED, MakeRun, records
 from trainkit.files import hold_lock
-from trainkit.report.collect import collect, labels_of
-from trainkit.report.page import MARK, facts, page
+from trainkit.html_report.collect import collect, labels_of
+from trainkit.html_report.page import MARK, facts, page
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import RunInfo
 from trainkit.runner.rundir.records import RankRecord
@@ -285,7 +285,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def schemes() -> Iterator[dict[str, str]]:
-    css = files("trainkit.report").joinpath("page.css").read_text()
+    css = files("trainkit.html_report").joinpath("page.css").read_text()
     found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", css)
     yield {name: light for name, light, _ in found}
     yield {name: dark for name, _, dark in found}
@@ -302,7 +302,7 @@ def test_text_and_lines_stand_out_in_both_colour_schemes() -> None:
 
 
 def test_the_library_lies_beside_its_licence() -> None:
-    folder = Path(str(files("trainkit.report").joinpath("uplot")))
+    folder = Path(str(files("trainkit.html_report").joinpath("uplot")))
     assert {each.name for each in folder.iterdir()} == {"uPlot.iife.min.js", "uPlot.min.css", "LICENSE"}
     assert "MIT License" in (folder / "LICENSE").read_text()
 

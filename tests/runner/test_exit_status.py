@@ -33,6 +33,9 @@ CASES: dict[str, tuple[Evidence, int, str | None, int | None]] = {
     "one was stopped from outside, and the other failed without it": (
         seen(TOLD, rank(1, ended=2.5, exit_code=1), launcher_exit=1), 137, "rank", 0,
     ),
+    "one was stopped before the launcher's restart, and in that again before it had registered": (
+        seen(TOLD, rank(1, ended=2.5, exit_code=1, restart=1, not_as_planned="ddp"), launcher_exit=1), 1, "plan", 1,
+    ),
     "another node's launcher stopped one before the other failed": (
         seen(TOLD, rank(1, ended=2.5, exit_code=1), launcher_exit=1, nodes=2), 1, "program", 1,
     ),

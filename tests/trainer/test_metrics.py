@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainkit import metrics_file
+from trainkit.metrics_file import JsonLines
 from trainkit.trainer.loop import SignalRequests, train
-from trainkit.trainer.metrics import writers
-from trainkit.trainer.metrics.writers import JsonLines, Metrics
+from trainkit.trainer.metrics.writers import Metrics
 from trainkit.trainer.settings import Settings, World
 from trainkit.trainer.setup import assemble
 
 
 def test_what_is_no_finite_number_is_null_in_the_file(tmp_path: Path) -> None:
-    with closing(JsonLines(tmp_path / "metrics.jsonl")) as lines:
+    with closing(JsonLines(tmp_path / "metrics.jsonl", pytest.fail)) as lines:
         lines.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "learning_rate": 0.5})
     assert (
         tmp_path / "metrics.jsonl"
@@ -31,7 +32,7 @@ def test_what_is_no_finite_number_is_null_in_the_file(tmp_path: Path) -> None:
 
 def test_a_second_attempt_appends(tmp_path: Path) -> None:
     for step in (1, 2):
-        with closing(JsonLines(tmp_path / "metrics.jsonl")) as lines:
+        with closing(JsonLines(tmp_path / "metrics.jsonl", pytest.fail)) as lines:
             lines.write({"step": step})
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
@@ -40,7 +41,7 @@ def test_a_second_attempt_appends(tmp_path: Path) -> None:
 def test_a_full_disk_costs_lines_and_one_warning_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "open_regular", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr(metrics_file, "open_regular", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     with caplog.at_level(logging.WARNING), closing(Metrics(tmp_path, [], main=True)) as metrics:
         metrics.write({"step": 1})
         metrics.write({"step": 2})
@@ -65,7 +66,8 @@ def test_lines_after_a_torn_one_are_whole(tmp_path: Path) -> None:
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with closing(JsonLines(tmp_path / "metrics.jsonl")) as lines:
+    told: list[str] = []
+    with closing(JsonLines(tmp_path / "metrics.jsonl", told.append)) as lines:
         lines.write({"step": 1})
         resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
         try:

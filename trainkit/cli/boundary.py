@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,17 +38,17 @@ _REQUIREMENT = re.compile(r"([\w.-]+)\s*\(?([^;)]*)\)?\s*(;.*)?")
 _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
 
 
-def run_command_line(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code that the process ends with.
+def run_command_line(arguments: Sequence[str], invoke: Callable[[list[str]], int] | None = None) -> int:
+    """Run one command; returns the exit code that the process ends with. invoke: in place of `app.invoke`.
 
     Every TrainkitError is shown as its diagnostics. Anything else that escapes is a bug: a report file is
     written, its path printed, and the code is 3.
     """
     try:
         prepare_streams()
-        from trainkit.cli.app import invoke
+        from trainkit.cli import app
 
-        code = invoke(arguments)
+        code = (invoke or app.invoke)(list(arguments))
         sys.stdout.flush()
     except TrainkitError as error:
         return _show(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import posixpath
 import re
@@ -381,14 +382,44 @@ def shell_text(text: str, path: str) -> str:
     code = "\n".join(cells)
     if _LAUNCHED_INSIDE.search(code):
         what = f"{path}: notebook_launcher starts processes inside the notebook, which no other process can do"
-        hint = (
-            f"write the function and its call into a script ({_TO_SCRIPT} {path}), and give its processes to trainkit"
-        )
-        raise UsageError(what, hint=f"{hint}: trainkit import torchrun --nproc_per_node N SCRIPT.py")
+        call, why = _call_in_python(code)
+        script = f"a script of the function and its call ({_TO_SCRIPT} {path}), for trainkit import torchrun SCRIPT.py"
+        if call:
+            raise UsageError(what, hint=f"in its place, in the notebook: {call}; or make {script}")
+        raise UsageError(Diagnostic("error", what, why=why, hint=f"make {script}"))
     if _TRAINS.search(code):
         what = f"{path}: the training is in the notebook's own cells, which no launcher can start"
         raise UsageError(what, hint=f"make a script of it: {_TO_SCRIPT} {path}; then trainkit import python SCRIPT.py")
     raise UsageError(f"{path}: no cell starts a training", hint="name the script or the command that does")
+
+
+def _call_in_python(code: str) -> tuple[str, str]:
+    """What starts the processes of a `notebook_launcher(f, args, …)` from Python with trainkit; or why it is not told.
+
+    code: of a notebook's cells. The arguments are those of accelerate 1.15 (accelerate/launchers.py).
+    """
+    python = "\n".join("pass" if re.match(r"\s*[%!]", line) else line for line in code.splitlines())
+    try:
+        calls = [each for each in ast.walk(ast.parse(python)) if isinstance(each, ast.Call)]
+    except SyntaxError as error:
+        return "", f"its cells are no Python that can be read here: {error.msg}"
+    found = [each for each in calls if ast.unparse(each.func).rpartition(".")[2] == "notebook_launcher"]
+    if len(found) != 1:
+        return "", f"it calls notebook_launcher {len(found)} times"
+    names = ("function", "args", "num_processes", "mixed_precision")
+    given = dict(zip(names, found[0].args, strict=False))
+    given |= {each.arg or "**": each.value for each in found[0].keywords}
+    words = {name: ast.unparse(value) for name, value in given.items()}
+    function, args = words.pop("function", ""), words.pop("args", "")
+    ranks, precision = words.pop("num_processes", ""), words.pop("mixed_precision", "'no'").strip("'\"")
+    if not function or words or len(found[0].args) > len(names):
+        return "", f"of its call `{', '.join(words) or 'the function'}` is not read"
+    if not ranks:
+        return "", "its call leaves num_processes to the machine"
+    parts = [function, '"program.kind=accelerate"']
+    parts += [f'"precision.dtype={precision}"'] if precision != "no" else []
+    parts += [f"args={args}"] if args not in ("", "()") else []
+    return f"trainkit.run_function({', '.join([*parts, f'ranks={ranks}'])}).wait()", ""
 
 
 def _shell_lines(cell: str) -> Iterator[str]:

@@ -11,8 +11,12 @@ from trainkit.decode import decode
 from trainkit.distribution import is_install
 from trainkit.errors import MachineError
 from trainkit.hub.references import Download, RepoRef
+from trainkit.lazy import call
 
 PLAN_VERSION = 1
+# How a plan, and what it is expected to take, look as text.
+shown_plan = call("trainkit.launch_plan.render.table:render")
+shown_foresight = call("trainkit.foresight.render:page")
 
 
 class Variable(Enum):
@@ -336,6 +340,12 @@ class Foresight:
     work: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return "\n".join(shown_foresight(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # in a notebook
+        printer.text(str(self))
+
     @property
     def headroom(self) -> int:
         """Bytes that are left; below 0 what is missing."""
@@ -397,6 +407,12 @@ class Plan:
     techniques: tuple[TechniqueInForce, ...] = ()  # none are known of a program of the user's own
     foresight: Foresight | None = None  # None where it cannot be told
     notices: tuple[Notice, ...]
+
+    def __str__(self) -> str:
+        return str(shown_plan(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # in a notebook
+        printer.text(str(self))
 
     @property
     def blockers(self) -> tuple[Notice, ...]:

@@ -92,6 +92,11 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return plain, overrides
 
 
+def assignments(words: Sequence[str]) -> list[tuple[tuple[str, ...], str, str, str]]:
+    """Overrides one by one: the words as typed, and of ``key+=value`` its key, modifier and text; empty of a flag."""
+    return [(each.typed, each.key, each.modifier, each.value or "") for each in _split(words)]
+
+
 def width(words: Sequence[str], ends: Callable[[Sequence[str]], bool]) -> int:
     """How many words the override takes with which these begin.
 

@@ -37,6 +37,9 @@ _BOUNDS = {
     annotated_types.Lt: ("lt", "below {}"),
 }
 
+# As `trainkit sweep` reads several values (trainkit/sweeps/space.py).
+_DRAWN = re.compile(r"(range|uniform|log|int)\([^()]+\)")
+_SCALAR = re.compile(r"[\w.+-]+")
 _RANGE = re.compile(r"\s*\d+\s*(\.\.|[:-])\s*\d+\s*")
 
 _FSDP = "write strategy: {{kind: fsdp, {}}}"
@@ -452,7 +455,22 @@ def _wrong(
         what = f"{key}: {error['msg'].removeprefix('Value error, ')}"
         return Diagnostic("error", what, key, locate(key), setting.description, "change what it says")
     what, why, hint = complain(setting, key, value)
-    return Diagnostic("error", what, key, locate(key), why, hint)
+    origin = locate(key)
+    if origin is not None and origin.layer == "flag" and (several := _several(setting, value)):
+        what = f"{key} takes one value in a run, not {shown(key, value)}"
+        hint = f"several values are a sweep, of a run each: trainkit sweep RECIPE '{key}={several}'"
+    return Diagnostic("error", what, key, origin, why, hint)
+
+
+def _several(setting: Setting, value: Any) -> str:
+    """The values of an override that a sweep takes, as it takes them; empty of one value, and of no value."""
+    if accepts(setting.annotation, list, dict):
+        return ""
+    if isinstance(value, str) and _DRAWN.fullmatch(value):
+        return value
+    parts = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else []
+    texts = [str(part).strip() for part in parts]
+    return ",".join(texts) if len(texts) > 1 and all(map(_SCALAR.fullmatch, texts)) else ""
 
 
 def _contradiction(section: str, message: str, tree: Mapping[str, Any], locate: Locate) -> Diagnostic:

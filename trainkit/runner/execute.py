@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -104,7 +105,8 @@ def run_plan(request: RunRequest, console: Terminal, told: Told = lambda *_: Non
                 console.say(f"resuming from {plan.resume.path}{step}")
             # The guardian holds these too: if trainkit is killed, the GPUs are free only when all processes have ended.
             locks = (*begun.locks, *cards.fds)
-            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks)
+            runs = partial(request.begun, begun.layout) if request.begun else None
+            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks, runs)
         finally:
             for lock in begun.locks:
                 os.close(lock)
@@ -150,7 +152,7 @@ def _lock_gpus(
         if request.again is None:
             raise MachineError(what, hint="start again when that run has ended, or choose other GPUs")
         console.say(f"{what}; choosing again")
-        request = request.again(None)
+        request = replace(request.again(None), begun=request.begun)
     raise MachineError(f"other runs locked the chosen GPUs first, {CHOICES} times", hint="try again")
 
 
@@ -258,15 +260,28 @@ def _keeps_stdin(plan: Plan) -> bool:
     return plan.launcher.kind == "python" and plan.topology.world_size == 1 and plan.container is None
 
 
-def _follow(spec: Spec, begun: _StartingRun, plan: Plan, console: Terminal, locks: Sequence[int]) -> FinishedRun:
+def _follow(
+    spec: Spec,
+    begun: _StartingRun,
+    plan: Plan,
+    console: Terminal,
+    locks: Sequence[int],
+    told: Callable[[], None] | None,
+) -> FinishedRun:
     layout, begin = begun.layout, time.monotonic()
     attempt = layout.attempt(begun.assembly.start.attempt, begun.node)
     # Only node 0 shows the run's metrics.
     relay = Relay(None if begun.node else layout.metrics, attempt, console, is_ours=plan.program.kind == "builtin")
     watch = GpuWatch(plan.cards, layout.cards)
     lines = [each.fd for each in begun.assembly.neighbours]
+
+    def on_start() -> None:
+        watch.start()
+        if told is not None:
+            told()
+
     try:
-        verdict = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt).run(watch.start)
+        verdict = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt).run(on_start)
     finally:
         watch.close()
     if begun.node:  # node 0 writes the summary

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from trainkit.errors import Diagnostic, MachineError, TrainkitError
@@ -73,7 +73,7 @@ def wait_for_gpus(
                     told = line.who
                 time.sleep(POLL_SECONDS)
             assert request.again is not None
-            request = request.again(ticket.number)
+            request = replace(request.again(ticket.number), begun=request.begun)
             plan = request.planned.plan
             refuse_blocked(plan)
             if plan.waits is None or (plan.waits.ready and _lock(cards, plan)):

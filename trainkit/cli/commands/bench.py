@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,6 @@ from trainkit.cli.options import Json, Presets
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request, run_request, show_warnings
 from trainkit.distribution import install
 from trainkit.errors import ExitCode, MachineError, RecipeError, UsageError
-from trainkit.text import MIB, pluralize
 
 if TYPE_CHECKING:
     from trainkit.bench import Candidate, Comparison, MemoryKind, Setup
@@ -34,7 +32,6 @@ AFRESH = "checkpoint.resume=never"
 NO_SAVE = "checkpoint.at_end=false"  # a bench measures, and keeps no model
 NO_UPLOAD = "checkpoint.push_to_hub!={}"  # nor is what it has trained for others
 NO_COPY = "checkpoint.copy_to=null"
-IDLE_BELOW = 1024 * MIB  # of a GPU that a run may have to itself, as `devices.idle_below`
 
 
 Only = Annotated[str | None, Option("--only", metavar="NAME,NAME", help="Run only these variants, and the base.")]
@@ -94,7 +91,7 @@ def write_page(found: Comparison, folder: Path) -> None:
     """Write report.html: the table, and the first run of each variant beside the others."""
     from trainkit.bench import render
     from trainkit.cli.commands.report import FILE, write_report
-    from trainkit.report.page import MOST
+    from trainkit.html_report.page import MOST
     from trainkit.runner.rundir.listing import read_run
 
     runs = {row.name: Path(row.runs[0].run_directory) for row in found.rows if row.runs[0].run_directory}
@@ -113,7 +110,9 @@ def prepare(
     Raises RecipeError where the recipe or one of its variants is wrong in itself.
     """
     from trainkit.bench import Setup
+    from trainkit.machine.probe import probe
     from trainkit.recipe.extends import BASE
+    from trainkit.runner.together import share_gpus
 
     if own_program(context):
         hint = "write a recipe with `trainkit import … --output recipe.yaml`, and give it variants"
@@ -139,9 +138,11 @@ def prepare(
     # All run on one machine, so the first plan that there is says what kind of memory is measured.
     plan = next((each.request.planned.plan for each in candidates if each.request), None)
     memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
-    setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat)
     chosen_gpus = any(isinstance(each.recipe.devices.select, list) for each in resolved.values())
-    return together(setup, jobs, chosen=chosen_gpus), Path(base.recipe.output.root, base.recipe.name)
+    plans = [each.request.planned.plan for each in candidates if each.request]
+    at_once, gpus = share_gpus(jobs, plans, len(plans) * repeat, probe, chosen=chosen_gpus, needs_gpus=True)
+    setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat, at_once, gpus)
+    return setup, Path(base.recipe.output.root, base.recipe.name)
 
 
 def _without_upload(  # noqa: PLR0917 - of resolve_request
@@ -171,41 +172,6 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
     options = [*(["--variant", variant] if variant else []), *presets_used]
     own = ["--", *context.obj] if context.obj else []
     return found, (recipe, *overrides, *others, *options, *own)
-
-
-def together(setup: Setup, jobs: str, *, chosen: bool) -> Setup:
-    """The setup with so many runs at once, and the GPUs for them. Raises UsageError or MachineError where they cannot.
-
-    chosen: whether a recipe names its GPUs. Only GPUs like those of the plans count: times on others do not compare.
-    """
-    from trainkit.bench import gpus_of
-    from trainkit.machine.probe import probe
-    from trainkit.machine.selection import allocation, is_idle
-
-    if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
-        raise UsageError(f"--jobs {jobs} is neither a number nor auto", hint="write --jobs 2, or --jobs auto")
-    plans = [each.request.planned.plan for each in setup.candidates if each.request]
-    if jobs == "1" or not plans:
-        return setup
-    alike = {card.name for plan in plans for card in plan.cards}
-    gpus = [each for each in allocation(probe()) if each.name in alike and is_idle(each, IDLE_BELOW)]
-    reasons = {
-        "runs without GPUs of their own would slow one another down": not all(plan.cards for plan in plans),
-        "a run takes several nodes": any(plan.topology.nodes > 1 for plan in plans),
-        "devices.select names the GPUs of a run": chosen,
-        "the runs would be on GPUs of several kinds": len(alike) > 1,
-        "GPUs of AMD cannot be given to runs one by one": any(gpu.vendor == "amd" for gpu in gpus),
-    }
-    why, most = next((why for why, holds in reasons.items() if holds), ""), max(map(gpus_of, setup.candidates))
-    possible = 1 if why else len(gpus) // most
-    if jobs == "auto":
-        jobs = str(max(1, min(possible, len(plans) * setup.repeat)))
-    elif why:
-        raise UsageError(f"--jobs {jobs}: {why}", hint="leave --jobs out, and the runs follow one another")
-    elif int(jobs) > possible:
-        what = f"--jobs {jobs}: a run takes {pluralize(most, 'GPU')}, and {len(gpus)} of the kind are idle"
-        raise MachineError(what, hint="give each run fewer with devices.select=1, or write --jobs auto")
-    return replace(setup, jobs=int(jobs), gpus=[gpu.uuid for gpu in gpus])
 
 
 def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:

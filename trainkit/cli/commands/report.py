@@ -59,8 +59,8 @@ def write_report(
 
     bench: a title, what the runs are called, and a table as text.
     """
-    from trainkit.report.collect import collect, labels_of
-    from trainkit.report.page import MARK, MOST, page
+    from trainkit.html_report.collect import collect, labels_of
+    from trainkit.html_report.page import MARK, MOST, page
 
     if len(infos) > MOST:
         raise UsageError(f"{len(infos)} runs cannot be told from each other in one chart", hint=f"name at most {MOST}")

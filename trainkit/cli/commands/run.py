@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.runner.request import RunRequest
+    from trainkit.runner.rundir.layout import RunLayout
 
 
 def run(
@@ -42,6 +47,7 @@ def run(
     report_to: Annotated[int | None, Option("--report-to", hidden=True)] = None,
     # Not an option of `run`: it is taken so that the error can say what is meant.
     machine: Annotated[str | None, Option("--on", hidden=True)] = None,
+    tell: Annotated[int | None, Option("--tell", hidden=True, help="A descriptor, told of the run directory.")] = None,
 ) -> None:
     """Run RECIPE (a file, a shipped name, or a run directory). Arguments after -- are passed to the program.
 
@@ -66,6 +72,9 @@ def run(
 
         raise typer.Exit(start(sys.argv[2:]))
     resolved = resolve_line(context, presets, variant, waits=wait)
+    if tell is not None and (nodes := resolved.recipe.nodes.count) > 1:
+        hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
+        raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
     if report_to is not None:
         from trainkit.cli.detach import Report, refuse
         from trainkit.runner.execute import execute
@@ -78,7 +87,14 @@ def run(
         raise typer.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
 
-    raise typer.Exit(execute(requested(resolved, node_rank)))
+    request = requested(resolved, node_rank)
+    raise typer.Exit(execute(request if tell is None else replace(request, begun=partial(tell_begun, tell))))
+
+
+def tell_begun(fd: int, layout: RunLayout) -> None:
+    """Tell the process that has started this one, which may be gone, where the run is."""
+    with contextlib.suppress(OSError):
+        os.write(fd, json.dumps({"run": str(layout.root)}).encode() + b"\n")
 
 
 def run_beside_others(resolved: Resolved) -> int:

@@ -91,12 +91,33 @@ def list_runs(  # noqa: PLR0917 - a command's options
 
     Example: trainkit runs list --filter state=failed
     """
+    roots = known_roots() if everywhere else [root]
+    found, any_there = chosen_runs(name, roots, filters or (), order, limit)
+    if as_json:
+        data = [{**each.as_data(), "summary": dict(each.run.summary)} for each in found]
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    elif not found:
+        of = (
+            "these conditions hold for none of the runs"
+            if any_there
+            else f"no runs named {name}"
+            if name
+            else "no runs"
+        )
+        write_text(one_line(f"{of} in {join_names(roots) or 'any folder'}") + "\n")
+    else:
+        sys.stdout.write(standings_table(found))
+
+
+def chosen_runs(
+    name: str | None, roots: Sequence[str], filters: Sequence[str], order: str | None, limit: int | None
+) -> tuple[list[Standing], bool]:
+    """The runs of a list, and whether there are any at all. The arguments are its options; roots: folders of runs."""
     from trainkit.runner.rundir import listing
     from trainkit.schedulers.jobs.run_state import Jobs
     from trainkit.schedulers.jobs.standing import standing_of
 
-    conditions, key = [condition(each) for each in filters or ()], sort_key(order) if order else None
-    roots, jobs = known_roots() if everywhere else [root], Jobs()
+    conditions, key, jobs = [condition(each) for each in filters], sort_key(order) if order else None, Jobs()
     runs = sorted((run for each in roots for run in listing.list_runs(each, name)), key=lambda run: run.layout.id)
     if limit and not conditions and key is None:
         runs = runs[-limit:]
@@ -107,14 +128,7 @@ def list_runs(  # noqa: PLR0917 - a command's options
         found.sort(key=lambda each: key(each)[0])  # what is unknown comes last in either order
     if limit:
         found = found[:limit] if order else found[-limit:]
-    if as_json:
-        data = [{**each.as_data(), "summary": dict(each.run.summary)} for each in found]
-        sys.stdout.write(json.dumps(data, indent=2) + "\n")
-    elif not found:
-        of = "these conditions hold for none of the runs" if runs else f"no runs named {name}" if name else "no runs"
-        write_text(one_line(f"{of} in {join_names(roots) or 'any folder'}") + "\n")
-    else:
-        sys.stdout.write(standings_table(found))
+    return found, bool(runs)
 
 
 def condition(text: str) -> Callable[[Standing], bool]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainkit.launch_plan.model import Plan, Planned
     from trainkit.recipe.resolved import Resolved
     from trainkit.runner.rundir.layout import RunLayout
+    from trainkit.schedulers.jobs.records import Submission
+    from trainkit.schedulers.jobs.submitting import Task
 
 NO_CLUSTER = "the recipe names no cluster to submit to"
 
@@ -86,15 +88,7 @@ def planned_job(resolved: Resolved) -> Planned:
 
 def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
-    from trainkit.schedulers.jobs.submitting import (
-        Task,
-        array_script,
-        differences,
-        same_uploads,
-        scheduler_of,
-        signals_blocked,
-        submit_array,
-    )
+    from trainkit.schedulers.jobs.submitting import Task, differences, same_uploads
 
     base = resolve_line(context, presets, None)
     if ALL in base.variants or not base.variants:
@@ -104,13 +98,38 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
     for name in base.variants:
         resolved = resolve_line(context, presets, name)
         tasks.append(Task(name, resolved, planned_job(resolved)))
-        scheduler = scheduler_of(tasks[-1].plan)
-        if not 0 < scheduler.least_tasks <= len(base.variants):
-            few = f" of {pluralize(len(base.variants), 'task')}" if scheduler.least_tasks else ""
-            what = f"cluster.kind is {scheduler.kind}, and {scheduler.title} has no arrays{few}"
+        if what := without_arrays(tasks[-1].plan, len(base.variants)):
             raise UsageError(what, hint=f"submit them one by one: --variant {name}")
     if found := [*differences(tasks), *same_uploads(tasks)]:
         raise RecipeError(found)
+    made = submit_tasks(tasks, at_most, "variant", dry_run=dry_run)
+    if wait:
+        from trainkit.schedulers.jobs.following import wait_for
+
+        codes = [wait_for(layout, show=False) for layout, _ in made]
+        raise typer.Exit(next((code for code in codes if code), 0))
+
+
+def without_arrays(plan: Plan, count: int) -> str:
+    """Why a plan's scheduler takes no array of so many tasks; empty where it does."""
+    from trainkit.schedulers.jobs.submitting import scheduler_of
+
+    scheduler = scheduler_of(plan)
+    if 0 < scheduler.least_tasks <= count:
+        return ""
+    few = f" of {pluralize(count, 'task')}" if scheduler.least_tasks else ""
+    return f"cluster.kind is {scheduler.kind}, and {scheduler.title} has no arrays{few}"
+
+
+def submit_tasks(
+    tasks: Sequence[Task], at_most: int | None, kind: str, *, dry_run: bool
+) -> list[tuple[RunLayout, Submission]]:
+    """Submit tasks as one array job, and say what was submitted. kind: what the tasks are.
+
+    dry_run: show the job and the plan of each task, and submit nothing.
+    """
+    from trainkit.schedulers.jobs.submitting import array_script, signals_blocked, submit_array
+
     first = tasks[0]
     script = array_script(first.job, SHOWN, len(tasks), at_most)
     refuse_or_say(first.plan, first.resolved, show=dry_run, script=script)
@@ -118,19 +137,14 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
         from trainkit.launch_plan.render import table
 
         for number, task in enumerate(tasks):
-            write_text(f"\ntask {number}: variant {task.variant}\n{table.render(task.plan)}")
-        return
+            write_text(f"\ntask {number}: {kind} {task.variant}\n{table.render(task.plan)}")
+        return []
     with signals_blocked(), at_its_line(first.resolved):
         made = submit_array(tasks, at_most, lambda task: texts(task.plan, task.resolved), os.environ)
         for task, (layout, submission) in zip(tasks, made, strict=True):
             write_text(f"{task.variant}: run directory: {layout.root}\n{task.variant}: job {submission.job}\n")
         sys.stdout.flush()
-    layouts = [layout for layout, _ in made]
-    if wait:
-        from trainkit.schedulers.jobs.following import wait_for
-
-        codes = [wait_for(layout, show=False) for layout in layouts]
-        raise typer.Exit(next((code for code in codes if code), 0))
+    return made
 
 
 ALL, SHOWN = "all", "RUN_DIRECTORY"

@@ -121,7 +121,10 @@ def first_failure(records: Sequence[RankRecord], vanished: Mapping[int, float]) 
 
 def _stopped_before(first: tuple[float, int], seen: Evidence) -> Verdict | None:
     """If a rank was stopped before any failed, it was from outside: a launcher stops ranks only after a failure."""
-    stopped = [(each.clock, each.rank) for each in seen.records if each.failed and each.told_to_stop]
+    restarts = {each.rank: each.restart for each in seen.records}
+    # Of a rank that was stopped again before it could register, the record is of the launcher's start before.
+    ends = [each for each in seen.records if each.failed and each.restart >= restarts.get(first[1], 0)]
+    stopped = [(each.clock, each.rank) for each in ends if each.told_to_stop]
     earliest = min(stopped, default=first)
     if seen.nodes > 1 or earliest >= first:
         return None

@@ -57,7 +57,7 @@ STATE = "trainer_state.json"
 
 MANY = 64  # more ranks than this are not shown one by one
 UNTRAINED = "0 steps were requested: the run only evaluated"
-FOREIGN = "only the built-in trainer, Trainer's result files, and steps seen by the proof report it"
+FOREIGN = "only the built-in trainer, trainkit.log, Trainer's result files, and steps seen by the proof report it"
 OWN_BATCH = "it is the script's own: the recipe does not set it"
 NO_STEP = "no steps were left to run"
 NOT_FINITE = "it is infinite or not a number"

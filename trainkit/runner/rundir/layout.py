@@ -70,14 +70,14 @@ class RunLayout:
     root: Path
 
     recipe = PathInRun("recipe.yaml")  # the resolved recipe
-    plan = PathInRun("plan.json")
+    plan = PathInRun("plan.json")  # what was executed; `trainkit plan --json` has the same form
     code = PathInRun("code.json")  # the commit, the script's digest, the names of uncommitted files
     diff = PathInRun("code.diff")  # the uncommitted changes, secrets masked
     command = PathInRun("command.sh")  # the plan as a shell script
     environment = PathInRun("env.txt")  # how the ranks' environment differs from the caller's, secrets masked
     metrics = PathInRun("metrics.jsonl")  # one object per logged step; append-only
     cards = PathInRun("cards.jsonl")  # one object per sample of the run's GPUs; append-only
-    checkpoints = PathInRun("checkpoints")
+    checkpoints = PathInRun("checkpoints")  # a folder `step-<8 digits>` for each complete one
     pushes = PathInRun("pushes")  # hard links to checkpoints that are being uploaded, and files prepared for the upload
     copies = PathInRun("copies")  # hard links to checkpoints that are being copied to storage
     result = PathInRun("result.json")  # the built-in trainer's measurements

@@ -17,6 +17,7 @@ from trainkit.data.encode import IGNORE_INDEX
 from trainkit.errors import TrainingError
 from trainkit.files import open_regular, refuse_links, remove_file, write_json
 from trainkit.metrics import compares, written_tokens
+from trainkit.metrics_file import finite
 from trainkit.recipe.schema import Recipe
 from trainkit.seeds import derived_seed
 from trainkit.tasks import MASKED, task_of
@@ -28,7 +29,6 @@ from trainkit.trainer.loop import TrainingProgress
 from trainkit.trainer.metrics.evaluation import in_turn
 from trainkit.trainer.metrics.memory_breakdown import memory_record
 from trainkit.trainer.metrics.texts import Text, Writer, texts_of, writer_of
-from trainkit.trainer.metrics.writers import finite
 from trainkit.trainer.models.hf import EncoderDecoder
 from trainkit.trainer.parallel import STRATEGIES
 from trainkit.trainer.prompts import PromptError, encoder_of, is_of_bytes, prompt_ids, stop_ids, tokenizer_folder

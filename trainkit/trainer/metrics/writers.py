@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainkit.distribution import install
 from trainkit.errors import TrainingError
-from trainkit.files import open_regular
+from trainkit.metrics_file import FILE, JsonLines
 from trainkit.trainer.metrics.trackers import Trackio, WeightsAndBiases, numbers
 
 log = logging.getLogger("trainkit.trainer")
@@ -29,48 +25,6 @@ class Reporter(Protocol):
 
     def close(self) -> None:
         """Flush and let go."""
-
-
-class JsonLines(Reporter):
-    """`metrics.jsonl`: one object a line, written immediately, appended to on a restart."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: FileIO | None = None
-        self._torn = self._warned = False
-        try:
-            fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            self._file = FileIO(fd, "ab")  # unbuffered: readers see each line immediately, and a killed run loses none
-        except OSError as error:  # its name is taken by something else
-            self._warn(error)
-
-    def write(self, record: Record) -> None:
-        """Append one line; NaN and infinity, which JSON lacks, become null."""
-        if self._file is None:
-            return
-        line = json.dumps({name: finite(value) for name, value in record.items()}, allow_nan=False)
-        left = whole = (b"\n" if self._torn else b"") + line.encode() + b"\n"
-        try:
-            while left:  # a write on a nearly full disk may be short
-                left = left[self._file.write(left) :]
-            self._torn = False
-        except OSError as error:  # a full disk loses lines and gives a warning, but does not end the run
-            self._torn = self._torn or len(left) < len(whole)
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            log.warning("%s cannot be written, the run continues without it: %s", self._path, error.strerror)
-        self._warned = True
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def finite(value: Any) -> Any:
-    """The value; None for an infinite float or NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard(Reporter):
@@ -116,7 +70,7 @@ class Metrics(Reporter):
     def __init__(
         self, run_dir: Path, report_to: Sequence[str], *, main: bool, known: Mapping[str, str] | None = None
     ) -> None:
-        self._reporters: list[Reporter] = [JsonLines(run_dir / "metrics.jsonl")] if main else []
+        self._reporters: list[Reporter] = [JsonLines(run_dir / FILE, log.warning)] if main else []
         self.runs: dict[str, dict[str, str]] = {}  # id and address of those that lie elsewhere
         check_reporters(run_dir, report_to if main else ())
         for name in report_to if main else ():

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from trainkit.html_report.collect import Collected
 from trainkit.metrics import LOSS, PREFIX
-from trainkit.report.collect import Collected
 from trainkit.runner.report.history import NO_CHART, PHASE, Curve
 
 Unit = Literal["number", "bytes", "seconds", "share", "percent"]

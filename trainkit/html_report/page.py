@@ -16,8 +16,8 @@ from typing import Any
 from trainkit import __version__
 from trainkit.decode import finite, whole
 from trainkit.heartbeat import PHASES
-from trainkit.report.collect import PREDICTIONS, READ, Collected, Pieces
-from trainkit.report.curves import chart_data, phase_seconds
+from trainkit.html_report.collect import PREDICTIONS, READ, Collected, Pieces
+from trainkit.html_report.curves import chart_data, phase_seconds
 from trainkit.text import format_duration, format_measure, format_memory, format_rate, pluralize, strip_control
 
 # In the first bytes of every page: a file without it is somebody else's.
@@ -71,7 +71,7 @@ def page(runs: Sequence[Collected], title: str, comparison: str = "") -> str:
 
 
 def _own(*path: str) -> str:
-    return files("trainkit.report").joinpath(*path).read_text("utf-8").strip()
+    return files("trainkit.html_report").joinpath(*path).read_text("utf-8").strip()
 
 
 def _digest(text: str) -> str:
