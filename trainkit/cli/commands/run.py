@@ -72,6 +72,9 @@ def run(
 
         raise typer.Exit(start(sys.argv[2:]))
     resolved = resolve_line(context, presets, variant, waits=wait)
+    if tell is not None and (nodes := resolved.recipe.nodes.count) > 1:
+        hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
+        raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
     if report_to is not None:
         from trainkit.cli.detach import Report, refuse
         from trainkit.runner.execute import execute
