@@ -82,9 +82,6 @@ def run(
         told = Report(report_to)
         refuse(resolved)
         raise typer.Exit(execute(requested(resolved, node_rank), told))
-    if tell is not None and (nodes := resolved.recipe.nodes.count) > 1:
-        hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
-        raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
     run_under_srun(resolved.recipe)
     if node_rank is None and resolved.recipe.nodes.count > 1 and shares_console(os.environ):
         raise typer.Exit(run_beside_others(resolved))
