@@ -43,8 +43,7 @@ Sampler = Annotated[
     SamplerName,
     Option(
         "--sampler",
-        help="grid: every combination. random, tpe: --trials N of them, which may come from log(1e-5,1e-3), "
-        "uniform(0,0.3) and int(1,8); tpe learns from the trials before.",
+        help="How values are chosen.",
     ),
 ]
 
@@ -55,25 +54,17 @@ def sweep(  # noqa: PLR0917 - a command's options
     trials: Annotated[int | None, Option("--trials", min=1, help="With random and tpe: how many runs.")] = None,
     early_stop: Annotated[
         bool,
-        Option("--early-stop", help="End a run whose evaluation is worse than the median of the others at that step."),
+        Option("--early-stop", help="End a run that is worse than half."),
     ] = False,
-    metric: Annotated[
-        str | None, Option("--metric", metavar="NAME", help="What decides; default: as in `trainkit runs list`.")
-    ] = None,
+    metric: Annotated[str | None, Option("--metric", metavar="NAME", help="What decides; as in `runs list`.")] = None,
     seed: Annotated[int, Option("--seed", min=0, help="Of the sampler.")] = 0,
-    jobs: Annotated[
-        str, Option("--jobs", metavar="N|auto", help="Runs at once, each on GPUs of its own; on CPUs they share these.")
-    ] = "1",
+    jobs: Annotated[str, Option("--jobs", metavar="N|auto", help="Runs at once, on GPUs of their own.")] = "1",
     presets: Presets = None,
     variant: Variant = None,
-    output: Annotated[
-        Path | None, Option("--output", metavar="FOLDER", help="The sweep's folder; default: next to the runs.")
-    ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the trials; nothing is started.")] = False,
-    show: Annotated[bool, Option("--show", help="Show how a sweep stands: its line again, or its folder.")] = False,
-    submit: Annotated[
-        bool, Option("--submit", help="Submit the trials as one array job; the same line again takes their results.")
-    ] = False,
+    output: Annotated[Path | None, Option("--output", metavar="FOLDER", help="The sweep's folder.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the trials; start nothing.")] = False,
+    show: Annotated[bool, Option("--show", help="Show how far a sweep is.")] = False,
+    submit: Annotated[bool, Option("--submit", help="Submit the trials as an array job.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run RECIPE once for each combination of values: lists a,b,c and range(n); compare the runs by their evaluation.
@@ -81,7 +72,7 @@ def sweep(  # noqa: PLR0917 - a command's options
     The same line again goes on with a sweep that was interrupted: what has ended is kept. Writes
     best.yaml, the recipe of the best trial, and report.html. Exit code 1: a trial failed.
 
-    Example: trainkit sweep train.yaml optimizer.lr=1e-4,3e-4,1e-3 'train.seed=range(3)' --jobs 2
+    Example: trainkit sweep train.yaml optimizer.lr=1e-4,3e-4 'train.seed=range(3)'
 
     Example: trainkit sweep train.yaml 'optimizer.lr=log(1e-5,1e-3)' --sampler tpe --trials 20 --early-stop
     """
