@@ -146,7 +146,7 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
         "runner/test_gpu_locks.py::test_the_lock_of_a_file_that_its_holder_has_just_removed_takes_no_card": [
             (
                 "the lock of a removed file counts",
-                "if (locked := try_lock(fd)) and _is_only_name(fd, name):",
+                "if (locked := try_lock(fd)) and is_only_name(fd, name):",
                 "if locked := try_lock(fd):",
             ),
         ],

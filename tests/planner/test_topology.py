@@ -189,7 +189,7 @@ def test_only_who_asks_for_a_card_that_may_become_free_is_told_to_wait(
     (blocker,) = (
         each for each in build_plan(layered(recipe), machine(gpus)).plan.notices if each.severity == "blocker"
     )
-    assert blocker.hint.startswith("wait") == waiting
+    assert ("`trainkit run --wait` waits" in blocker.hint) == waiting
 
 
 @pytest.mark.parametrize(
