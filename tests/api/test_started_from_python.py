@@ -137,7 +137,7 @@ def test_a_run_ends_in_order_with_an_interrupt_and_with_its_caller(number: signa
     if number == signal.SIGINT:
         assert told == "cancelled 130 True\n"
     else:
-        assert status["exit_code"] == 128 + signal.SIGHUP
+        assert status["exit_code"] == 128 + signal.SIGTERM
 
 
 def test_a_function_of_this_process_runs_in_another_one(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def main(fd: int, words: list[str]) -> NoReturn:
 
 
 def end_with_caller(fd: int) -> None:
-    """Wait for the end of the caller, which never sends anything; then as when a terminal closes."""
+    """Wait for the end of the caller, which never sends anything; then end in order."""
     if not os.read(fd, 1):
-        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)  # under nohup, SIGHUP is ignored
 
 
 if __name__ == "__main__":
