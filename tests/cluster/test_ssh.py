@@ -257,7 +257,7 @@ def test_who_follows_a_run_may_be_killed_and_it_ends_well(place: Place) -> None:
     code, out, err = place.trainkit("logs", "r", "-f")
     assert code == 0, out + err
     assert "went on\n" in out
-    assert f"Run directory        {run}" in out
+    assert f"Run directory  {run}\n" in out
     assert place.state.startswith("done, exit code 0")
     place.until(lambda: not place.left("tk1", "tk2"), "the end of all", 5)
 

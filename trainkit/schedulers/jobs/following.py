@@ -18,7 +18,7 @@ from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.schema.cluster import Cluster
 from trainkit.runner.report.progress import Progress, Tail, plain_line
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import read_plan, read_run, read_status
+from trainkit.runner.rundir.listing import is_running, read_plan, read_run, read_status
 from trainkit.runner.rundir.records import Status, read_records
 from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
 from trainkit.schedulers.base import Answer, EndedError, Job, JobState, Query, RefusedError, Scheduler, expand
@@ -43,6 +43,7 @@ LOOK_SECONDS = 0.5
 PAUSES = 4  # how much longer than a look the pause after it is at least: one over thousands of logs takes a while
 ASK_SECONDS = 15.0  # between questions to the scheduler, whether it still knows the job
 SETTLE_SECONDS = 1.0  # for the last lines of a run that has ended
+SUMMARY_SECONDS = 20.0  # for trainkit to print its summary then, where it is seen to run
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +253,10 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
             logs.show()
             refuse_unread()
         if over:
-            time.sleep(SETTLE_SECONDS if logs else 0)
             if logs:
+                time.sleep(SETTLE_SECONDS)
+                while is_running(layout) and time.monotonic() - began < SUMMARY_SECONDS:
+                    time.sleep(LOOK_SECONDS)
                 logs.finish()
             return status.exit_code or 0
         if time.monotonic() - asked > ASK_SECONDS:
@@ -279,7 +282,6 @@ def refuse_unread() -> None:
 
 
 BETWEEN_SECONDS = 0.3
-REACH_SECONDS = 60.0  # for ssh, the login shell, and the import of trainkit from a slow disk
 NOT_HERE = "it runs on another machine, which is reached through its scheduler alone, and it has none"
 SectionOf = Callable[[RunLayout], Cluster]  # the cluster that the recipe of a run names
 
@@ -484,8 +486,12 @@ def _signal_on_hosts(
         return
     host, python = _own_hosts(layout)[0], str(read_plan(layout, own=True).commands[0].wrapper[0])
     argv = (python, "-P", "-m", "trainkit", "job", "signal", str(layout.root), str(int(number)))
-    with _refusals(host):
-        there = ask(SCHEDULERS[submission.scheduler].signal_node(host, argv, section(layout)), environ, REACH_SECONDS)
+    from trainkit.schedulers.jobs.ssh_nodes import SECONDS, why_not
+
+    try:
+        there = ask(SCHEDULERS[submission.scheduler].signal_node(host, argv, section(layout)), environ, SECONDS)
+    except RefusedError as error:
+        raise MachineError([why_not(host, str(error))]) from error
     if not there:
         raise UsageError(f"{layout.root} does not run on {host}, or its trainkit is gone and its guardian ends it")
 
