@@ -99,6 +99,9 @@ def test_a_node_that_is_left_to_itself_needs_neither_input_nor_output(tmp_path: 
 def test_the_end_of_its_input_before_it_is_left_ends_a_node_that_has_begun(tmp_path: Path) -> None:
     node = start(tmp_path, "60.0", "begins")
     assert node.stdin is not None
+    said = told(node)
+    assert "ready" in next(said)
+    assert next(said) == {"begun": True}
     node.stdin.close()
     assert node.wait(60) == 1
     assert "which was starting the run, is gone" in (tmp_path / "job.out").read_text()
