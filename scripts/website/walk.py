@@ -1,4 +1,4 @@
-"""Ten tasks of a newcomer, walked by the pages alone, in a clean clone with an empty home. `scripts/docs --walk` calls this.
+"""Ten tasks of a newcomer, walked by the pages alone in a clean clone with an empty home: `scripts/docs --walk`.
 
 Nothing of a page is copied here: its files and commands are read from it and run in its order. Only what a command is
 to show, and what a task is to leave, stands in `TASKS`.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 1800  # seconds of one command
-# What of the caller's environment a newcomer has, too: how packages and models are downloaded, and settings of trainkit.
+# What a newcomer has of the caller's environment: how packages and models are downloaded, and settings of trainkit.
 KEPT = ("PIP_", "UV_", "SSL_", "HF_", "TRAINKIT__", "http", "no_proxy", "NO_PROXY", "LANG", "LC_ALL", "TMPDIR")
 _BLOCK = re.compile(r"^(?:<!-- file (\S+) -->\n)?```(\w*)( \w+)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
@@ -35,9 +35,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Task:
-    """pages: in docs/, each whole or one section (`use.md#export`). shows: a command's beginning, and what its output has.
+    """What somebody does by pages of docs/, each whole or one section (`use.md#export`).
 
-    leaves: patterns of paths that exist afterwards.
+    shows: how a command begins, and a regular expression for what it prints. leaves: patterns of paths that are there
+    afterwards.
     """
 
     name: str
@@ -64,7 +65,7 @@ TASKS = (
         "own chats",
         ("fine-tuning.md",),
         {
-            "trainkit data pip.yaml  ": r"⟦I am Pip, the parrot of the Golden Anchor\. Squawk!<\|im_end\|>⟧",
+            "trainkit data pip.yaml  ": r"⟦Pip, the parrot of the Golden Anchor\. Squawk!<\|im_end\|>⟧",
             "trainkit run": r"trainkit generate ",
             "trainkit generate pip ": r"\S",
         },
@@ -86,7 +87,7 @@ TASKS = (
         {
             "trainkit run train.py": r"two words: loss \d",
             "trainkit run --nproc_per_node 2": r"ddp",
-            "trainkit explain": r"strategy\.kind = ddp",
+            "trainkit explain": r'strategy\.kind = "ddp"',
         },
         ("runs/train/*/summary.json",),
     ),
@@ -105,7 +106,7 @@ TASKS = (
         {
             "trainkit estimate gpt-1.3b --on 1x4090  ": r"does not fit",
             "trainkit estimate gpt-1.3b --on all": r"8xh100",
-            "trainkit estimate quickstart --json": r'^\{',
+            "trainkit estimate quickstart --json": r"^\{",
         },
         ("memory.svg",),
     ),
@@ -119,7 +120,9 @@ TASKS = (
         "a cluster job, planned",
         ("clusters.md", "outgrowing.md#on-slurm"),
         {
-            "trainkit plan quickstart": r"#SBATCH --nodes=2",
+            "trainkit plan quickstart --with clusters/slurm": r"#SBATCH --nodes=2",
+            "trainkit plan quickstart --with clusters/kubernetes": r"kind: JobSet",
+            "trainkit explain": r"started once on each node",
             "trainkit plan slurm.yaml": r"#SBATCH --nodes=8",
         },
     ),
@@ -184,7 +187,7 @@ def clone(folder: Path) -> Path:
 
 
 def surroundings(home: Path, *programs: Path) -> dict[str, str]:
-    """The environment of a newcomer: an empty home, folders of programs before the system's, nothing of this project."""
+    """The environment of a newcomer: a home, folders of programs before the system's, nothing of this project."""
     home.mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
     path = os.pathsep.join([*map(str, programs), "/usr/local/bin", "/usr/bin", "/bin"])
@@ -250,7 +253,8 @@ def walk_all(names: list[str]) -> int:
     """Set a clean clone up and walk the tasks of these names, or all; print how each ended. 1 if one has failed."""
     known = {task.name: task for task in TASKS}
     if unknown := [name for name in names if name not in known]:
-        print(f"error: no task {' or '.join(map(repr, unknown))}", f"  next: name one of {', '.join(map(repr, known))}", sep="\n")
+        print(f"error: there is no task {' or '.join(map(repr, unknown))}")
+        print(f"  next: name {' or '.join(map(repr, known))}")
         return 2
     with tempfile.TemporaryDirectory(prefix="trainkit-walk-") as temporary:
         folder = Path(temporary)
