@@ -1,6 +1,7 @@
 """The pictures of the pages: real commands and screens of trainkit's, drawn into docs/pictures.
 
-A terminal's output becomes an SVG with the reader's own monospaced font; the report's page is photographed by Chromium.
+A terminal's output becomes an SVG with the reader's own monospaced font; the report's page is photographed by Chromium;
+the chart of a bench is that of the figures which scripts/bench/measured.py keeps, as `trainkit bench` draws it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from chromium import Chromium  # noqa: E402
+from measured import SMALL_TABLE, read_rows  # noqa: E402
 
+from trainkit import bench  # noqa: E402
 from trainkit.cli.live.drawing import Look  # noqa: E402
 from trainkit.cli.live.reading import LiveRun  # noqa: E402
 from trainkit.cli.live.screen import WatchScreen  # noqa: E402
@@ -38,20 +41,33 @@ COMMANDS: tuple[tuple[str, tuple[str, ...], slice], ...] = (
     ("mistakes", ("check", "wrong.yaml"), slice(None)),
     ("import", ("import", "torchrun", "--nproc_per_node", "2", "train.py", "--lr", "0.1"), slice(None)),
 )
+CHART = ("base", "accumulation", "checkpointing", "bf16", "all", "adafactor", "all-adafactor")
+MACHINE = "a CPU of 2 cores"  # on which the kept figures were measured
 RUN = ("run", "quickstart", "train.steps=200", "eval.every_steps=40")
 WRONG = 'version: 1\nextends: strategy/fdsp\noptmizer: {lr: 1.0e-3}\ntrain: {steps: "300"}\n'
 _FONTS = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)  # from another site
 
 
-def draw() -> None:
-    """Draw every picture again; minutes, as one is of a run that trains."""
-    FOLDER.mkdir(exist_ok=True)
+def draw(names: list[str]) -> None:
+    """Draw the pictures of these names again, or all; minutes, as `run` trains (and gives watch and report, too).
+
+    SystemExit for an unknown name.
+    """
+    known = [*(name for name, _, _ in COMMANDS), "bench", "run"]
+    if unknown := {*names} - {*known}:
+        sys.exit(f"error: no picture {', '.join(sorted(unknown))}\n  next: name one of {', '.join(known)}")
+    chosen = names or known
     with tempfile.TemporaryDirectory(prefix="trainkit-pictures-") as temporary:
         folder = Path(temporary)
         (folder / "wrong.yaml").write_text(WRONG, "utf-8")
         (folder / "train.py").write_text("import argparse\n", "utf-8")
         for name, words, lines in COMMANDS:
-            keep(f"{name}.svg", terminal(words, answer(words, folder)[lines]))
+            if name in chosen:
+                keep(f"{name}.svg", terminal(words, answer(words, folder)[lines]))
+        if "bench" in chosen:
+            keep("bench.svg", chart(folder))
+        if "run" not in chosen:
+            return
         keep("run.svg", terminal(RUN, shortened(answer(RUN, folder))))
         (run,) = map(RunLayout.of, map(str, (folder / "runs" / "quickstart").iterdir()))
         keep("watch.svg", asyncio.run(screen(run)))
@@ -107,6 +123,17 @@ async def screen(run: RunLayout) -> str:
         for _ in range(20):
             await pilot.pause(0.1)
         return app.export_screenshot(title="trainkit watch")
+
+
+def chart(folder: Path) -> str:
+    """Memory and throughput of variants, as SVG, by the kept table of `trainkit bench`."""
+    found, rows = read_rows(), []
+    for row in map(found.__getitem__, CHART):
+        rate, memory = float(row["samples_per_second"]), int(row["memory_bytes"])
+        measured = bench.Measurement("ok", samples_per_second=rate, memory_bytes=memory)
+        rows.append(bench.VariantRow(row["variant"], row["description"], (measured,)))
+    bench.draw(bench.Comparison(SMALL_TABLE.stem, MACHINE, "rss", bench.compare(rows, "base")), folder)
+    return (folder / "bench.svg").read_text("utf-8")
 
 
 def photograph(page: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Build the site of the documentation, show it, or draw its pictures again. `scripts/docs` calls this; see there."""
+"""Build the site of the documentation, show it, draw its pictures, or walk its tasks: called by `scripts/docs`."""
 
 from __future__ import annotations
 
@@ -214,17 +214,22 @@ def renew(work: Path) -> None:
 
 
 def main() -> int:
-    """Build, show or draw; the exit code."""
+    """Build, show, draw or walk; the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/docs", description="Build the site of the documentation.")
     parser.add_argument("--serve", action="store_true", help="show it, and build it again after each change")
     parser.add_argument("--address", default="127.0.0.1:8000", help="where --serve shows it")
-    parser.add_argument("--pictures", action="store_true", help="draw docs/pictures again")
+    parser.add_argument("--pictures", nargs="*", metavar="NAME", help="draw docs/pictures again, or these of them")
+    parser.add_argument("--walk", nargs="*", metavar="TASK", help="walk the tasks of newcomers by the pages alone")
     parser.add_argument("--into", type=Path, default=ROOT / "build" / "docs", help="the folder above the versions")
     given = parser.parse_args()
-    if given.pictures:
+    if given.pictures is not None:
         import pictures
 
-        pictures.draw()
+        pictures.draw(given.pictures)
+    elif given.walk is not None:
+        import walk
+
+        return walk.walk_all(given.walk)
     elif given.serve:
         return serve(given.address)
     else:

@@ -513,6 +513,14 @@ def test_explain_says_which_recipe_line_made_a_token_of_the_plan(trainkit: Train
     assert trainkit("explain", "tiny.yaml", "RANK").stdout.count("because:") == 1
 
 
+def test_explain_is_of_the_nodes_that_the_job_runs_on_as_the_plan_is(trainkit: Trainkit, tmp_path: Path) -> None:
+    job = ("quickstart", "--with", "clusters/slurm", "--with", "strategy/ddp", "cluster.machine=8xh100")
+    (planned,) = re.findall(r"#SBATCH --cpus-per-task=\d+", trainkit("plan", *job).stdout)
+    explained = trainkit("explain", *job, "--token=--cpus-per-task").stdout
+    assert f"{planned}   line 5 of job.sh" in explained
+    assert int(planned.partition("=")[2]) == 224
+
+
 @pytest.mark.parametrize("word", ["optimizer.lrr", "lr", "learning_rate"])
 def test_explain_of_an_unknown_key_suggests(trainkit: Trainkit, tiny_recipe: Path, word: str) -> None:
     done = trainkit("explain", "tiny.yaml", word)

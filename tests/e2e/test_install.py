@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,45 +11,26 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tiny_models import save_model
+from walk import TASKS, Task, clone, surroundings, walk
+
+from tests.hub_server.server import Hub
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def call(*words: str | Path, cwd: Path, home: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     """Run a command with an empty home and nothing of this project's environment."""
-    home.mkdir(exist_ok=True)
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(("PIP_", "UV_", "SSL_", "http", "no_proxy")) or name in {"LANG", "LC_ALL", "TMPDIR"}
-    }
-    path = os.pathsep.join([str(Path(sys.executable).resolve().parent), "/usr/local/bin", "/usr/bin", "/bin"])
     return subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
-        env={**kept, "HOME": str(home), "PATH": path},
+        env=surroundings(home, Path(sys.executable).resolve().parent),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
-
-
-def clone(folder: Path) -> Path:
-    """A copy of exactly the files that a clone would have."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    return folder
 
 
 @pytest.mark.timeout(900)
@@ -111,12 +91,22 @@ def test_it_lives_beside_stable_hydra_and_the_omegaconf_that_hydra_needs(tmp_pat
     assert "schedule.warmup_steps = 7" in done.stdout
 
 
-@pytest.mark.timeout(1200)
-def test_the_quickstart_installs_and_learns_in_a_fresh_clone_with_an_empty_home(tmp_path: Path) -> None:
-    checkout = clone(tmp_path / "clone")
+@pytest.fixture(scope="module")
+def after_quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A fresh clone in which a newcomer has called scripts/quickstart, and what that printed."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    checkout = clone(folder / "clone")
     # One thread: the tests share two cores, where two threads that wait for each other crawl.
     words = ("train.steps=40", "eval.batches=1", "env.OMP_NUM_THREADS=1")
-    done = call(checkout / "scripts/quickstart", *words, cwd=tmp_path, home=tmp_path / "home", timeout=1100)
+    done = call(checkout / "scripts/quickstart", *words, cwd=folder, home=folder / "home", timeout=1100)
+    return checkout, done
+
+
+@pytest.mark.timeout(1200)
+def test_the_quickstart_installs_and_learns_in_a_fresh_clone_with_an_empty_home(
+    after_quickstart: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    checkout, done = after_quickstart
     assert done.returncode == 0, done.stderr
     (summary,) = (checkout / "runs").glob("quickstart/*/summary.json")
     content = json.loads(summary.read_text())
@@ -126,3 +116,34 @@ def test_the_quickstart_installs_and_learns_in_a_fresh_clone_with_an_empty_home(
     assert len(content["sample"]) >= 200
     for stated in (f"{content['final_loss']:.4f}", f"{content['corpus']['unigram_entropy']:.4f}", "Run directory"):
         assert stated in done.stderr
+
+
+# The tests' Hub has tiny models of these names.
+SMALL_MODELS = {"HuggingFaceTB/SmolLM2-135M-Instruct": "llama", "distilbert/distilbert-base-uncased": "bert"}
+# What the pages train is the quickstart's recipe; here it takes seconds.
+SMALL = {
+    "layers: 4, heads: 4, hidden_size: 128": "layers: 1, heads: 1, hidden_size: 16",
+    "sequence_length: 128": "sequence_length: 16",
+    "batches: 10": "batches: 1",
+}
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_a_newcomer_is_led_through_a_task_by_the_pages_alone(
+    after_quickstart: tuple[Path, subprocess.CompletedProcess[str]], task: Task, tmp_path: Path, hub: Hub
+) -> None:
+    checkout, done = after_quickstart
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(checkout / "runs", ignore_errors=True)
+    recipe = (ROOT / "recipes" / "quickstart.yaml").read_text()
+    for printed, small in SMALL.items():
+        assert printed in recipe
+        recipe = recipe.replace(printed, small)
+    (checkout / "recipes" / "quickstart.yaml").write_text(f"{recipe}env: {{OMP_NUM_THREADS: 1}}\n")
+    for name, kind in SMALL_MODELS.items():
+        if any(name in (ROOT / "docs" / page.partition("#")[0]).read_text() for page in task.pages):
+            hub.add(name, save_model(tmp_path / "hub" / kind, kind))
+    home = {**surroundings(tmp_path / "home", checkout / ".venv" / "bin"), **hub.environment}
+    # Threads that wait for one another must not take the other tests' cores meanwhile.
+    assert walk(task, checkout, {**home, "GOMP_SPINCOUNT": "0"}) >= 2

@@ -18,6 +18,7 @@ from trainkit.cli.file_system import MACHINES, MODELINE, FileSystem, modeline, w
 from trainkit.cli.line import PYTHON, OwnProgram, own_program, split_line
 from trainkit.cli.options import Force, Json, On, Presets, Variant
 from trainkit.cli.pipeline import (
+    cluster_facts,
     decide_recipe,
     look_at_data,
     no_recipe,
@@ -208,7 +209,7 @@ def explain(
     if not queries:
         write_text(renderer.render_all(resolved))
         return
-    facts = machine_facts(machine)
+    facts = machine_facts(machine) if machine else cluster_facts(resolved)
     planned = plan_recipe(resolved, facts)
     if resolved.recipe.strategy.kind == "auto":  # what the plan has chosen, and why
         resolved = decide_recipe(resolved, facts).resolved
