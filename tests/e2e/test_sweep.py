@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+import trainkit
 from tests.conftest import Trainkit
-from trainkit.cli.commands.sweep import run_sweep_of
 from trainkit.runner.report.summary import headline
 
 pytest.importorskip("optuna")
@@ -57,18 +57,18 @@ def test_a_killed_sweep_goes_on_from_checkpoints_and_its_winner_is_trained_again
     assert "Sweep of tiny" in page and f"{trials[0]['number']}: lr=" in page
 
 
-def test_python_sweeps_without_a_command_line(tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_sweeps_and_runs_the_best_again(
+    tiny_recipe: Path, clean_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tiny_recipe.parent)
-    monkeypatch.setenv("HOME", str(tiny_recipe.parent))
-    found = run_sweep_of(
-        str(tiny_recipe),
-        {"optimizer.lr": "log(1e-4,1e-1)", "train.seed": [0, 1]},
-        overrides=["eval.every_steps=3", "eval.batches=1"],
-        sampler="tpe",
-        trials=2,
-        metric="loss",
-    )
-    assert found.complete and found.best is not None and found.best_recipe is not None
+    for name, value in clean_environment.items():
+        monkeypatch.setenv(name, value)
+    space = {"optimizer.lr": "log(1e-4,1e-1)", "train.seed": [0, 1]}
+    short = {"eval": {"every_steps": 3, "batches": 1}}
+    found = trainkit.sweep(tiny_recipe, space, short, sampler="tpe", trials=2, metric="loss", early_stop=True)
+    assert found.complete and found.best is not None
     assert {each.state for each in found.trials} == {"done"}
     assert found.best.value == of_run(found.best.run, "summary.json")["eval_loss"]
-    assert found.best_recipe.is_file()
+    run = trainkit.run(found.best_recipe, quiet=True)
+    run.wait()
+    assert run.summary["eval_loss"] == found.best.value
