@@ -38,7 +38,7 @@ trainkit.log(1, eval_loss=1.0)
 RECIPE = """
 version: 1
 name: own
-program: {kind: torch, script: program.py}
+program: {kind: torch, script: program.py, reads_recipe: true}
 devices: {select: 1}
 strategy: {kind: single}
 launcher: {kind: python, grace_seconds: 5}
@@ -61,10 +61,10 @@ def seen(folder: Path) -> list[str]:
     return [path.read_text() for path in folder.glob("seen-*")]
 
 
-def until(condition: Callable[[], Any]) -> None:
+def until(process: subprocess.Popen[bytes], condition: Callable[[], Any]) -> None:
     end = time.monotonic() + 240
     while not condition():
-        assert time.monotonic() < end
+        assert process.poll() is None and time.monotonic() < end
         time.sleep(0.05)
 
 
@@ -114,13 +114,13 @@ def test_what_has_begun_waits_its_turn_beside_a_run_that_waits(
     environ = {**clean_environment, **cards(*machine)}
     at_once = 2 if "--jobs" in words else 1
     with started(tmp_path, environ, *words) as process:
-        until(lambda: len(seen(tmp_path)) == at_once)
+        until(process, lambda: len(seen(tmp_path)) == at_once)
         mine = [each["uuid"] for each in machine][:at_once]
         ticket = Ticket(environ, len(mine), mine, Signature(os.getpid(), "bob", "large"))
         try:
             (tmp_path / "hold").unlink()
-            until(lambda: "waits for its GPUs: before it large waits for" in said(tmp_path))
-            until(lambda: len(line(environ)) == 2 if at_once == 1 else len(line(environ)) > 1)
+            until(process, lambda: "waits for its GPUs: before it large waits for" in said(tmp_path))
+            until(process, lambda: len(line(environ)) == 2 if at_once == 1 else len(line(environ)) > 1)
             assert len(seen(tmp_path)) == at_once
         finally:
             ticket.release()
@@ -136,11 +136,11 @@ def test_an_interrupt_ends_the_waiting_in_order(
     (tmp_path / "hold").touch()
     environ = {**clean_environment, **cards(*ONE)}
     with started(tmp_path, environ, *words) as process:
-        until(lambda: seen(tmp_path))
+        until(process, lambda: seen(tmp_path))
         ticket = Ticket(environ, 1, [card(0)["uuid"]], Signature(os.getpid(), "bob", "large"))
         try:
             (tmp_path / "hold").unlink()
-            until(lambda: "waits for its GPUs" in said(tmp_path))
+            until(process, lambda: "waits for its GPUs" in said(tmp_path))
             process.send_signal(signal.SIGINT)
             assert process.wait(240) == 130, said(tmp_path)
             assert [each.run for each in line(environ)] == ["large"]
@@ -163,7 +163,7 @@ def test_a_sweep_is_refused_where_another_run_has_the_gpu_and_waits_if_it_is_ask
         assert "GPU 0 is busy: held by the trainkit run /runs/other" in done.stderr
         assert not (tmp_path / "found").exists()
         with started(tmp_path, environ, *SWEEP, "--wait", "--jobs", "2") as process:
-            until(lambda: said(tmp_path).count("waits for 1 of 2 GPUs: ") == 2)
+            until(process, lambda: said(tmp_path).count("waits for 1 of 2 GPUs: ") == 2)
             assert not seen(tmp_path)
             (tmp_path / "come").write_text("2")
             locks.release()
