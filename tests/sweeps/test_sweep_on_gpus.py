@@ -101,11 +101,12 @@ def test_trials_at_once_have_gpus_of_their_own(tmp_path: Path, trainkit: Trainki
     ("words", "machine", "runs"),
     [
         (SWEEP, MIXED, 3),
+        ((*SWEEP, "devices.select=free"), ONE, 3),
         ((*SWEEP, "--jobs", "2"), TWO, 3),
         (BENCH, MIXED, 2),
         ((*BENCH, "optimizer.lr=1", "--repeat", "2", "--jobs", "2"), TWO, 4),
     ],
-    ids=["sweep", "sweep at once", "bench", "bench at once"],
+    ids=["sweep", "sweep on free ones", "sweep at once", "bench", "bench at once"],
 )
 def test_what_has_begun_waits_its_turn_beside_a_run_that_waits(
     tmp_path: Path, cards: Cards, clean_environment: dict[str, str], words: tuple[str, ...], machine: Any, runs: int

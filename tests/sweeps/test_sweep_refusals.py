@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainkit.cli.commands.sweep import line_of
+from trainkit.cli.file_system import ReadOnce
 from trainkit.cli.pipeline import plan_recipe, resolve_request
 from trainkit.errors import RecipeError, TrainkitError, UsageError
 from trainkit.sweeps.preparing import SweepOptions, objective, prepare
@@ -79,6 +80,16 @@ def test_what_is_wrong_with_a_key_is_said_once_and_all_of_it_at_once(recipe: str
 def test_what_decides_by_earlier_results_is_no_array(recipe: str, sampler: Sampler, early_stop: bool) -> None:
     error = refused(recipe, "optimizer.lr=1,2", submit=True, sampler=sampler, trials=2, early_stop=early_stop)
     assert "does not go with --submit" in str(error) and "submitted at once" in str(error)
+
+
+@pytest.mark.cli
+def test_a_recipe_that_is_edited_during_a_sweep_stays_what_it_was(recipe: str) -> None:
+    resolve = partial(resolve_request, recipe, disk=ReadOnce())
+    made = prepare(["optimizer.lr=1,2", "devices.type=cpu"], SweepOptions(), resolve, plan_recipe, [])
+    before = made.recipes.trial(made.points[1], None, alone=True)
+    Path(recipe).write_text(RECIPE.replace("steps: 4", "steps: 5"))
+    assert made.recipes.trial(made.points[1], None, alone=True) == before
+    assert "lr: 2" in before.text and "steps: 4" in before.text
 
 
 @pytest.mark.parametrize(

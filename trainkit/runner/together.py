@@ -150,11 +150,17 @@ def in_turn(recipe: Recipe, plan: Plan, *, alone: bool) -> list[str]:
     Between two of them another run may have got these, or be next for them: what has started is not refused for that.
     alone: whether the run chooses its GPUs: then it waits for those that it would have had, and takes no others.
     """
-    devices = recipe.devices
-    if devices.when_busy != "refuse" or not plan.cards or plan.topology.nodes > 1 or recipe.cluster.kind != "none":
+    devices, topology = recipe.devices, plan.topology
+    if (
+        devices.when_busy != "refuse"
+        or topology.device != "cuda"
+        or topology.nodes > 1
+        or recipe.cluster.kind != "none"
+    ):
         return []
+    # Those of `free` are any that are idle, and there may be none just now.
     same = f"devices.select=[{','.join(card.uuid for card in plan.cards)}]"
-    return [*([same] if alone and devices.select != "free" else []), "devices.when_busy=wait"]
+    return [*([same] if alone and plan.cards and devices.select != "free" else []), "devices.when_busy=wait"]
 
 
 def share_gpus(

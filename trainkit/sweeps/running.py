@@ -85,7 +85,6 @@ class Sweeping:
     watched: dict[str, _Watched] = field(default_factory=dict)  # by the names of their processes
     stopped_by: int | None = None
     refusal: str = ""
-    best: float | None = None
     shown_at: float = -math.inf
 
     def run(self) -> SweepResult:

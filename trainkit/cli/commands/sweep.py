@@ -16,6 +16,7 @@ import typer
 from typer import Option
 
 from trainkit.cli.diagnostics import one_line, show_diagnostics, write_text
+from trainkit.cli.file_system import ReadOnce
 from trainkit.cli.line import own_program, split_line
 from trainkit.cli.options import Json, Presets, Variant, Wait
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request
@@ -31,23 +32,12 @@ if TYPE_CHECKING:
 
 SamplerName = Literal["grid", "random", "tpe"]
 
-Sampler = Annotated[
-    SamplerName,
-    Option(
-        "--sampler",
-        help="How values are chosen.",
-    ),
-]
-
 
 def sweep(  # noqa: PLR0917 - a command's options
     context: typer.Context,
-    sampler: Sampler = "grid",
+    sampler: Annotated[SamplerName, Option("--sampler", help="How values are chosen.")] = "grid",
     trials: Annotated[int | None, Option("--trials", min=1, help="With random and tpe: how many runs.")] = None,
-    early_stop: Annotated[
-        bool,
-        Option("--early-stop", help="End a run that is worse than half."),
-    ] = False,
+    early_stop: Annotated[bool, Option("--early-stop", help="End a run that is worse than half.")] = False,
     metric: Annotated[str | None, Option("--metric", metavar="NAME", help="What decides; as in `runs list`.")] = None,
     seed: Annotated[int, Option("--seed", min=0, help="Of the sampler.")] = 0,
     jobs: Annotated[str, Option("--jobs", metavar="N|auto", help="Runs at once, on GPUs of their own.")] = "1",
@@ -84,9 +74,10 @@ def sweep(  # noqa: PLR0917 - a command's options
     if wait:
         overrides = [*overrides, "devices.when_busy=wait"]
     options = SweepOptions(sampler, trials, seed, early_stop, metric)
+    disk = ReadOnce()  # a recipe that is edited meanwhile would be another one for the trials that are left
 
     def resolve(overrides: Sequence[str]) -> Resolved:
-        return resolve_request(words[0], overrides, presets, context.obj, variant)
+        return resolve_request(words[0], overrides, presets, context.obj, variant, disk=disk)
 
     plan: Callable[[Resolved], Planned] = plan_recipe
     if submit:
@@ -116,8 +107,10 @@ def submit_prepared(made: Sweep, jobs: str) -> None:
     from trainkit.cli.commands.submit import submit_tasks
     from trainkit.sweeps.submitting import submit_trials
 
-    if not jobs.isdecimal():
-        raise UsageError("--jobs auto is for the GPUs of this machine", hint="with --submit: how many tasks at a time")
+    if not (jobs.isdecimal() and int(jobs)):
+        raise UsageError(
+            f"--jobs {jobs} is for the GPUs of this machine", hint="with --submit: how many tasks at a time"
+        )
     at_most = int(jobs) if jobs != "1" else None
     found = submit_trials(made, lambda tasks: submit_tasks(tasks, at_most, "trial", dry_run=False))
     write_page(found)
