@@ -18,7 +18,7 @@ from typer import Option
 from trainkit.cli.diagnostics import one_line, show_diagnostics, write_text
 from trainkit.cli.file_system import ReadOnce
 from trainkit.cli.line import own_program, split_line
-from trainkit.cli.options import Json, Presets, Variant, Wait
+from trainkit.cli.options import Json, Presets, Variant
 from trainkit.cli.pipeline import no_recipe, plan_recipe, resolve_request
 from trainkit.errors import Diagnostic, ExitCode, MachineError, UsageError
 from trainkit.text import pluralize
@@ -43,7 +43,7 @@ def sweep(  # noqa: PLR0917 - a command's options
     jobs: Annotated[str, Option("--jobs", metavar="N|auto", help="Runs at once, on GPUs of their own.")] = "1",
     presets: Presets = None,
     variant: Variant = None,
-    wait: Wait = False,
+    wait: Annotated[bool, Option("--wait", help="Wait for GPUs that are in use.")] = False,
     output: Annotated[Path | None, Option("--output", metavar="FOLDER", help="The sweep's folder.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Show the trials; start nothing.")] = False,
     show: Annotated[bool, Option("--show", help="Show how far a sweep is.")] = False,
