@@ -15,6 +15,7 @@ from typing import Any
 import pexpect
 import pytest
 
+import trainkit
 from tests.conftest import Trainkit
 from tests.made_up_cards import GIGABYTE, Cards, card
 from trainkit.machine.gpu_locks import GpuLocks, Signature
@@ -227,6 +228,25 @@ def test_a_detached_run_may_wait_and_be_cancelled(
     (output,) = tmp_path.glob("runs/patient/*/job.out")
     assert "it is next" in output.read_text()
     assert json.loads((output.parent / "status.json").read_text())["exit_code"] == 143
+
+
+def test_a_run_from_python_may_wait_and_be_stopped_or_get_its_card(
+    tmp_path: Path, recipe: Path, held: GpuLocks, one_card: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in one_card.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    with trainkit.run(recipe, quiet=True) as run:
+        assert run.state == "queued"
+        stopped = trainkit.run(recipe, quiet=True)
+        stopped.stop()
+        assert (stopped.state, stopped.exit_code) == ("cancelled", 143)
+        (tmp_path / "go").touch()
+        held.release()
+    assert run.state == "done"
+    assert f"now: GPU 0 ({card(0)['uuid']})" in run.output
+    with pytest.raises(trainkit.UsageError, match="ends with the process that has started it"):
+        trainkit.run(recipe, "--detach", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,9 @@ def run(
     """
     with _readable():
         request = _request(recipe, overrides, presets, variant, arguments)
+        if "--detach" in request.overrides:
+            hint = "`trainkit run --detach` in a terminal goes on without it; trainkit.runs() finds it"
+            raise UsageError("a run from Python ends with the process that has started it", hint=hint)
         return Run.start(request.words, _folder(recipe), quiet=in_notebook() if quiet is None else quiet)
 
 

@@ -195,7 +195,7 @@ class Run:
 
     @classmethod
     def start(cls, words: Sequence[str], folder: str, *, quiet: bool) -> Self:
-        """Start `trainkit run` with these words in a folder; returns once its processes are being started.
+        """Start `trainkit run` with these words in a folder; returns when the run begins, or waits for GPUs.
 
         quiet: keep what the command line would show. Raises what refuses the run: RecipeError, UsageError,
         MachineError.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
     from trainkit.runner.rundir.layout import RunLayout
 
-OPTION = "--report-to"  # the descriptor of the pipe, for the process that is started
+OPTION = "--tell"  # the descriptor to tell, for the process that is started
 
 
 def start(words: Sequence[str]) -> int:
@@ -37,7 +38,7 @@ def start(words: Sequence[str]) -> int:
     os.close(writer)
     try:
         with os.fdopen(reader, "rb") as told:
-            said = told.read()
+            said = told.readline()
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGINT)
         os.waitpid(pid, 0)
@@ -52,43 +53,47 @@ def start(words: Sequence[str]) -> int:
     return 0
 
 
-def refuse(resolved: Resolved) -> None:
-    """Raise UsageError for a run that cannot be left to itself."""
-    if place_in(os.environ) is not None:
+def refuse(resolved: Resolved, *, detached: bool) -> None:
+    """Raise UsageError for a run that cannot be left to itself (detached), or that Python cannot start."""
+    if detached and place_in(os.environ) is not None:
         what = "a run inside a job cannot be detached: its scheduler ends it with the job's script"
         raise UsageError(what, hint="leave --detach out; or `trainkit submit` queues it as a job of its own")
-    if resolved.recipe.nodes.count > 1:
-        what = f"a run on {resolved.recipe.nodes.count} nodes cannot be detached: its nodes could not be found again"
+    nodes = resolved.recipe.nodes.count
+    if nodes > 1 and detached:
+        what = f"a run on {nodes} nodes cannot be detached: its nodes could not be found again"
         raise UsageError(what, hint="`trainkit submit` gives it to a scheduler, or starts all nodes through ssh")
+    if nodes > 1:
+        hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
+        raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
 
 
-class Report:
-    """The other end: called when the run begins, or waits, it tells who has started it, and leads the output away."""
+class Teller:
+    """The other end: when the run begins, or waits, it tells who has started this process where the run is, once.
 
-    def __init__(self, fd: int) -> None:
+    detached: it also leads the output away, into the run directory. Else errors may be told by the same descriptor.
+    """
+
+    def __init__(self, fd: int, *, detached: bool) -> None:
         try:
-            is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+            mode = os.fstat(fd).st_mode
         except OSError:
-            is_pipe = False
-        if not is_pipe:
-            raise UsageError(f"{OPTION} is for trainkit itself", hint="write --detach")
+            mode = 0
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            raise UsageError(f"{OPTION} is for trainkit itself", hint="leave it out")
         os.set_inheritable(fd, False)  # a process of the run would keep the reader waiting
-        self._fd = fd
+        self._fd, self._detached, self._has_told = fd, detached, False
 
     def __call__(self, layout: RunLayout, waits: str) -> None:
         """Tell it, for the first time. waits: for what, if the run has to."""
-        if self._fd < 0:
+        if self._has_told:
             return
-        log = open_regular(layout.job_output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=layout.root)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            os.dup2(log, stream.fileno())
-        os.close(log)
+        self._has_told = True
+        if self._detached:
+            log = open_regular(layout.job_output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=layout.root)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(log, stream.fileno())
+            os.close(log)
         said = json.dumps({"run": str(layout.root), "id": layout.short_id, "waits": waits})
-        try:
-            os.write(self._fd, said.encode())
-        except BrokenPipeError:  # who started it is gone already; the run goes on
-            pass
-        finally:
-            os.close(self._fd)
-            self._fd = -1
+        with contextlib.suppress(OSError):  # who started it is gone already; the run goes on, or is being ended
+            os.write(self._fd, said.encode() + b"\n")

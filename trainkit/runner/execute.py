@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -60,7 +59,8 @@ Told = Callable[[RunLayout, str], None]
 def execute(request: RunRequest, told: Told = lambda *_: None) -> int:
     """Run the plan to its end and print its summary; the exit code of the run.
 
-    told: called with the run directory when the run begins, and before that, with what it waits for, if it has to.
+    told: called with the run directory when the run begins, and before that, with what it waits for, if it has to. From
+    the first call on, signals end the run in order.
     Raises MachineError, before anything starts, if this machine cannot run it.
     """
     console = Terminal(request.environ)
@@ -84,7 +84,6 @@ def execute(request: RunRequest, told: Told = lambda *_: None) -> int:
 def run_plan(request: RunRequest, console: Terminal, told: Told = lambda *_: None) -> FinishedRun:
     """Run the plan to its end. Raises MachineError, before anything starts, if this machine cannot run it."""
     cards: GpuLocks | None = None
-    on_begun = request.begun  # a request that is planned again has none
     try:
         with contextlib.ExitStack() as until_begun:
             request, cards, queued = _lock_gpus(request, console, told, until_begun)
@@ -98,16 +97,9 @@ def run_plan(request: RunRequest, console: Terminal, told: Told = lambda *_: Non
             begun = _prepare_run(request, console, queued)
         cards.sign(user_name(os.getuid()), str(begun.layout.root))
         try:
-            told(begun.layout, "")
-            if begun.node == 0:
-                console.say(f"run directory: {begun.layout.root}")
-            if plan.resume.path is not None and begun.node == 0:
-                step = f" (step {plan.resume.step})" if plan.resume.step else ""
-                console.say(f"resuming from {plan.resume.path}{step}")
             # The guardian holds these too: if trainkit is killed, the GPUs are free only when all processes have ended.
             locks = (*begun.locks, *cards.fds)
-            guarded = partial(on_begun, begun.layout) if on_begun else None
-            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks, guarded)
+            return _follow(_guardian_spec(plan, begun, started), begun, plan, console, locks, told)
         finally:
             for lock in begun.locks:
                 os.close(lock)
@@ -267,7 +259,7 @@ def _follow(
     plan: Plan,
     console: Terminal,
     locks: Sequence[int],
-    told: Callable[[], None] | None,
+    told: Told,
 ) -> FinishedRun:
     layout, begin = begun.layout, time.monotonic()
     attempt = layout.attempt(begun.assembly.start.attempt, begun.node)
@@ -276,13 +268,17 @@ def _follow(
     watch = GpuWatch(plan.cards, layout.cards)
     lines = [each.fd for each in begun.assembly.neighbours]
 
-    def on_start() -> None:
-        watch.start()
-        if told is not None:
-            told()
+    def on_begin() -> None:
+        told(layout, "")
+        if begun.node == 0:
+            console.say(f"run directory: {layout.root}")
+            if plan.resume.path is not None:
+                step = f" (step {plan.resume.step})" if plan.resume.step else ""
+                console.say(f"resuming from {plan.resume.path}{step}")
 
     try:
-        verdict = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt).run(on_start)
+        supervisor = Supervisor(spec, begun.bound.environment, relay, console, (*locks, *lines), attempt)
+        verdict = supervisor.run(on_begin, watch.start)
     finally:
         watch.close()
     if begun.node:  # node 0 writes the summary

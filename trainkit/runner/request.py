@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from trainkit.launch_plan.model import Planned
 from trainkit.runner.nodes.assembly import START_SECONDS
 from trainkit.runner.report.shortage import Shortage
-from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.base import Place
 
 
@@ -21,7 +20,6 @@ class RunRequest:
     attempt: number of the start within the run. job: the scheduler's id. start_seconds: limit for the nodes to meet.
     again: plans again when another run has locked a GPU in the meantime, or the run has waited for GPUs: then with the
     number of its ticket. answer: what to change where memory ran out.
-    begun: is told of the run directory once the guardian runs, from where on signals end the run in order.
     """
 
     planned: Planned
@@ -31,7 +29,6 @@ class RunRequest:
     node_rank: int | Place | None = None
     again: Callable[[int | None], RunRequest] | None = None
     answer: Callable[[Shortage], Iterable[str]] | None = None
-    begun: Callable[[RunLayout], None] | None = None
     run_dir: str = ""
     attempt: int = 1
     job: str = ""

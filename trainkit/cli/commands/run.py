@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.runner.request import RunRequest
-    from trainkit.runner.rundir.layout import RunLayout
 
 
 def run(
@@ -43,11 +38,10 @@ def run(
     detach: Annotated[
         bool, Option("--detach", help="Leave the run to itself and return when it has started; `logs -f` follows it.")
     ] = False,
-    # Of the process that `--detach` starts: the descriptor on which it says that the run has begun.
-    report_to: Annotated[int | None, Option("--report-to", hidden=True)] = None,
     # Not an option of `run`: it is taken so that the error can say what is meant.
     machine: Annotated[str | None, Option("--on", hidden=True)] = None,
-    tell: Annotated[int | None, Option("--tell", hidden=True, help="A descriptor, told of the run directory.")] = None,
+    # Of a process that `--detach` or the Python API starts: the descriptor on which it says where the run is.
+    tell: Annotated[int | None, Option("--tell", hidden=True)] = None,
 ) -> None:
     """Run RECIPE (a file, a shipped name, or a run directory). Arguments after -- are passed to the program.
 
@@ -67,34 +61,24 @@ def run(
     """
     if machine is not None:
         raise UsageError(f"a run is on this machine, not on {machine}", hint="`trainkit plan RECIPE --on` plans for it")
-    if detach and report_to is None:
+    if detach and tell is None:
         from trainkit.cli.detach import start
 
         raise typer.Exit(start(sys.argv[2:]))
     resolved = resolve_line(context, presets, variant, waits=wait)
-    if tell is not None and (nodes := resolved.recipe.nodes.count) > 1:
-        hint = "`trainkit submit` in a terminal, or `trainkit run` in the job"
-        raise UsageError(f"a run from Python is on this machine alone, and nodes.count is {nodes}", hint=hint)
-    if report_to is not None:
-        from trainkit.cli.detach import Report, refuse
+    if tell is not None:
+        from trainkit.cli.detach import Teller, refuse
         from trainkit.runner.execute import execute
 
-        told = Report(report_to)
-        refuse(resolved)
+        told = Teller(tell, detached=detach)
+        refuse(resolved, detached=detach)
         raise typer.Exit(execute(requested(resolved, node_rank), told))
     run_under_srun(resolved.recipe)
     if node_rank is None and resolved.recipe.nodes.count > 1 and shares_console(os.environ):
         raise typer.Exit(run_beside_others(resolved))
     from trainkit.runner.execute import execute
 
-    request = requested(resolved, node_rank)
-    raise typer.Exit(execute(request if tell is None else replace(request, begun=partial(tell_begun, tell))))
-
-
-def tell_begun(fd: int, layout: RunLayout) -> None:
-    """Tell the process that has started this one, which may be gone, where the run is."""
-    with contextlib.suppress(OSError):
-        os.write(fd, json.dumps({"run": str(layout.root)}).encode() + b"\n")
+    raise typer.Exit(execute(requested(resolved, node_rank)))
 
 
 def run_beside_others(resolved: Resolved) -> int:

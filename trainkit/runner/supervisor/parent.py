@@ -78,13 +78,17 @@ class Supervisor:
         self._looked = self._goes_on = time.monotonic()  # when the guardian was last seen not to be stopped
         self._given_up = False
 
-    def run(self, on_start: Callable[[], None]) -> Verdict:
-        """Start, follow to the end, and return the verdict. on_start is called once the guardian runs."""
+    def run(self, on_begin: Callable[[], None], on_start: Callable[[], None]) -> Verdict:
+        """Start, follow to the end, and return the verdict.
+
+        on_begin is called when signals end the run, before the guardian is started, on_start when it runs.
+        """
         # If the guardian is killed, its children become ours; the children that we already have do not belong to the
         # run.
         become_subreaper()
         others = frozenset(descendants(os.getpid()))
         with handled((*STOP, *PASSED_ON, signal.SIGWINCH), self._on_signal):
+            on_begin()
             self._guardian_pid = self._start()
             on_start()
             while self._connected:
