@@ -137,7 +137,7 @@ def table(definition: Definition, trials: Sequence[Trial], totals: Mapping[int, 
         Column("STEP", [steps(each) for each in rows]),
         Column("RUN", [RunLayout(Path(each.run)).short_id if each.run else "" for each in rows]),
     ]
-    return fitted_table(columns, ("TRIAL", definition.metric, "STATE", *names), ("RUN", "STEP"), width)
+    return fitted_table(columns, ("TRIAL", definition.metric, "STATE", *names), ("STEP", "RUN"), width)
 
 
 def in_words(found: SweepResult, width: int | None = None) -> str:

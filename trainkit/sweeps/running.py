@@ -196,6 +196,8 @@ class Sweeping:
             metric = self.sweep.definition.metric
             self.fail(trial, f"its run evaluated no {metric}")
             self.refusal = f"a run of this recipe evaluates no {metric}, so that no trial can be compared"
+            if self.sweep.program == "hf":
+                self.refusal += " (Trainer writes its log down with a checkpoint, or by trainer.save_state())"
             return
         if (value := found.values[-1]) is None:
             self.fail(trial, f"its last {self.sweep.definition.metric} is not a finite number")
