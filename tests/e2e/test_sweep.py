@@ -99,13 +99,13 @@ def test_the_evaluations_of_a_script_on_trainer_decide(tmp_path: Path, trainkit:
     made = "compute_metrics=lambda _: {'accuracy': trainer.state.global_step / 4 - training.learning_rate},"
     (tmp_path / "classes.py").write_text(script.replace("args=training,", f"args=training, {made}"))
     (tmp_path / "classes.yaml").write_text(HF)
-    done = trainkit("sweep", "classes.yaml", "optimizer.lr=0.25,0.125", "--json")
+    done = trainkit("sweep", "classes.yaml", "optimizer.lr=0.25,0.125", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert (data["metric"], data["lower_is_better"], data["best"]) == ("accuracy", False, 1)
     assert [each["value"] for each in data["trials_made"]] == [0.875, 0.75]
     assert [each["step"] for each in data["trials_made"]] == [4, 4]
-    never = trainkit("sweep", "classes.yaml", "optimizer.lr=0.25,0.125", "checkpoint.every_steps=0")
+    never = trainkit("sweep", "classes.yaml", "optimizer.lr=0.25,0.125", "checkpoint.every_steps=0", timeout=600)
     assert never.returncode == 1
     assert (
         "a run of this recipe evaluates no accuracy, so that no trial can be compared (Trainer writes" in never.stderr
