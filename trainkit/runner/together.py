@@ -66,7 +66,7 @@ class RunsTogether:
     gpus: list[str] | None
     environ: Mapping[str, str]
     children: list[ChildRun] = field(default_factory=list)
-    _waiting: set[Path] = field(default_factory=set)  # logs of those that are known to wait, or to have waited
+    _settled: set[Path] = field(default_factory=set)  # logs of those that have begun, or are known to wait
 
     def has_room(self, gpus: int) -> bool:
         """Whether another run with so many GPUs can start."""
@@ -102,9 +102,14 @@ class RunsTogether:
 
     def newly_waiting(self) -> list[tuple[str, str]]:
         """The runs that have begun to wait for GPUs since the last call: their names, and for what."""
-        waiting = [each for each in self.children if each.log not in self._waiting and each.waits]
-        self._waiting.update(each.log for each in waiting)
-        return [(each.name, each.waits) for each in waiting]
+        found: list[tuple[str, str]] = []
+        for each in self.children:
+            if each.log not in self._settled:
+                if why := each.waits:
+                    found.append((each.name, why))
+                if why or each.layout:
+                    self._settled.add(each.log)
+        return found
 
     def signal(self, number: int) -> None:
         """Pass a signal on to all of them."""
