@@ -255,7 +255,7 @@ class Sweeping:
         for place, trial in enumerate(trials):
             if (watched := live.get(trial.number)) and watched.history:
                 progress = watched.history.progress
-                trials[place] = replace(trial, step=progress.step)
+                trials[place] = replace(trial, step=max(progress.step, trial.step or 0))
                 totals |= {trial.number: progress.total} if progress.total else {}
         lines = table(self.sweep.definition, trials, totals, width - 1).splitlines()
         room = max(3, min(ROWS, shutil.get_terminal_size().lines - 3))
