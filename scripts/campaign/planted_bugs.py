@@ -294,7 +294,7 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
     "schedulers/jobs/run_state.py": {
         "schedulers/test_run_state.py": [
             ("an unknown state is an end", '"requeued", "unknown")\n', '"requeued")\n'),
-            ("a run that is held for its nodes is removed", " or is_supervised(layout) is not False:\n", ":\n"),
+            ("a run that is held for its nodes is removed", " or is_being_started(layout) is not False:\n", ":\n"),
             ("another user's run is removed", "os.geteuid() not in (0, _owner(layout)) or ", ""),
             ("a job of another cluster is gone", "if (answers := self._controllers[scheduler]) == took:", "if True:"),
             ("what a run has written meanwhile is not read", 'if job.state in ("ended", "gone"):', "if False:"),

@@ -114,10 +114,10 @@ def _child(folder: Path, tools: Path, kind: str, words: Sequence[str]) -> int:
         os.chdir(folder)
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         os.environ["TRAINKIT_CARD_LOCKS"] = os.environ["HOME"] = str(folder)
-        from trainkit.schedulers.jobs import ssh_supervisor
+        from trainkit.schedulers.jobs import ssh_nodes
 
-        ssh_supervisor.addresses = lambda *_: ["gpu1", "gpu2"]  # type: ignore[assignment]
-        ssh_supervisor.SshRun = lambda *_: SimpleNamespace(run=lambda: 0)  # type: ignore[assignment,misc]  # all but the nodes
+        ssh_nodes.addresses = lambda *_: ["gpu1", "gpu2"]  # type: ignore[assignment]
+        ssh_nodes.SshStart = lambda *_: SimpleNamespace(run=lambda _: 0)  # type: ignore[assignment,misc]  # all but the nodes
         code = command(*words)(folder)
     finally:
         os._exit(code)
@@ -510,10 +510,10 @@ def _seen(run: Path) -> list[tuple[str, bytes]]:
 def _hurry() -> None:
     """Times that are made for machines and people, cut short: what waits has to end within an attack."""
     from trainkit.cli.commands import runs as dump
-    from trainkit.schedulers.jobs import job_script, ssh_supervisor
+    from trainkit.schedulers.jobs import job_script, ssh_nodes
 
     dump.ANSWER_SECONDS = 2.5
-    job_script.KILL_SECONDS = job_script.LINGER_SECONDS = ssh_supervisor.SEE_SECONDS = 0.3
+    job_script.KILL_SECONDS = job_script.LINGER_SECONDS = ssh_nodes.SEE_SECONDS = 0.3
 
 
 def _answers(which: int, run: Path, job: str) -> dict[str, tuple[str, int]]:

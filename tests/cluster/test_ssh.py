@@ -1,4 +1,4 @@
-"""`trainkit submit` on machines without a scheduler: held by one process over ssh, and ended with it."""
+"""`trainkit submit` on machines without a scheduler: started over ssh, left to the machines, found from any of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from machines import LOGIN, Machines
 from ssh import Ssh, lacking
 
 from trainkit.files import read_json
+from trainkit.runner.rundir.layout import RunLayout
+from trainkit.schedulers.jobs.records import is_being_started
 
-PATIENCE = 60.0
+PATIENCE = 240.0  # seconds: for a machine that does much else
 GRACE = 3
 # Trains nothing and imports nothing: says where each rank is, and waits for what it is told.
 PROGRAM = """
@@ -36,11 +38,14 @@ if what == "secret":
 print("rank", rank, "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, flush=True)
 if what == "fail" and rank == "1":
     sys.exit(7)
-if what != "secret":
+if what == "wait":
     signal.signal(signal.SIGUSR1, lambda *_: note("saved"))
     signal.signal(signal.SIGTERM, lambda *_: (note("ended"), sys.exit(143)))
     note("here")
-    time.sleep(100)
+    until = time.monotonic() + 300
+    while time.monotonic() < until and not os.path.exists("go"):
+        time.sleep(0.1)
+    print("went on", flush=True)
 """
 RECIPE = """
 version: 1
@@ -67,11 +72,11 @@ class Place:
         text = RECIPE.format(what=what, hosts=hosts, config=self.ssh.config, grace=GRACE)
         (self.folder / "r.yaml").write_text(text)
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
-        """A trainkit on the login machine."""
+    def start(self, *words: str, on: str = LOGIN, **variables: str) -> subprocess.Popen[str]:
+        """A trainkit on a machine, by default on the login machine."""
         command = (sys.executable, "-P", "-m", "trainkit", *words)
         return subprocess.Popen(
-            self.ssh.machines.argv(LOGIN, command, self.folder),
+            self.ssh.machines.argv(on, command, self.folder),
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -79,9 +84,9 @@ class Place:
             text=True,
         )
 
-    def trainkit(self, *words: str, **variables: str) -> tuple[int, str, str]:
+    def trainkit(self, *words: str, on: str = LOGIN, **variables: str) -> tuple[int, str, str]:
         """Its exit code, output and errors."""
-        process = self.start(*words, **variables)
+        process = self.start(*words, on=on, **variables)
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
 
@@ -106,6 +111,21 @@ class Place:
             found += [subprocess.run(argv, capture_output=True, text=True, check=True).stdout]
         return list(filter(None, found))
 
+    def submit(self) -> None:
+        """Submit the recipe; once this returns nothing of it is left on the login machine, and the run goes on."""
+        code, out, err = self.trainkit("submit", "r.yaml")
+        assert code == 0, out + err
+        (run,) = self.runs
+        told = f"`trainkit logs {run.name[-6:]} -f` follows it, `trainkit cancel {run.name[-6:]}` ends it"
+        assert out.splitlines() == [f"run directory: {run}", told]
+        assert not self.left(LOGIN)
+        self.until(lambda: self.there("here-0", "here-1"), "both ranks")
+
+    @property
+    def state(self) -> str:
+        """What `status` says first."""
+        return self.trainkit("status", "r")[1].splitlines()[0]
+
     @property
     def runs(self) -> list[Path]:
         """The run directories."""
@@ -113,7 +133,7 @@ class Place:
 
 
 def submitter(place: Place) -> int:
-    """The process that holds the run, by its number outside of the login machine."""
+    """The process that submits, by its number outside of the login machine."""
     found = subprocess.run(["pgrep", "-f", "^[^ ]*python.* submit r.yaml"], capture_output=True, text=True, check=True)
     (pid,) = [pid for pid in found.stdout.split() if Path(f"/proc/{pid}/cwd").readlink() == place.folder]
     return int(pid)
@@ -151,7 +171,7 @@ def meanwhile(ssh: Ssh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     """
     places = {name: Place(ssh, tmp_path_factory.mktemp(name)) for name in ("pulled", "hidden", "failed")}
     places["pulled"].write("wait", "tk3, tk4")
-    processes = {"pulled": places["pulled"].start("submit", "r.yaml")}
+    processes = {"pulled": places["pulled"].start("submit", "r.yaml", "--wait")}
     places["hidden"].write("wait")
     hide = ssh.machines.argv("tk2", ["mount", "-t", "tmpfs", "none", str(places["hidden"].folder)])
     subprocess.run(hide, check=True)
@@ -159,7 +179,7 @@ def meanwhile(ssh: Ssh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     places["pulled"].until(lambda: places["pulled"].there("here-0", "here-1"), "both ranks")
     ssh.machines.down("tk4")
     places["failed"].write("fail", "tk3, tk1")
-    processes["failed"] = places["failed"].start("submit", "r.yaml")
+    processes["failed"] = places["failed"].start("submit", "r.yaml", "--follow")
     yield processes
     for process in processes.values():
         process.kill()
@@ -170,62 +190,124 @@ def test_one_run_on_two_machines_with_a_secret_that_stands_nowhere(place: Place)
     with (place.folder / "r.yaml").open("a") as file:
         file.write("env_from: [SECRET]\n")
     value = "three words\nand 'quotes' 73519"
-    code, out, err = place.trainkit("submit", "r.yaml", SECRET=value)
+    code, out, err = place.trainkit("submit", "r.yaml", "--follow", SECRET=value)
     assert code == 0, out + err
     (run,) = place.runs
-    assert out.splitlines() == [
-        "commands True with the value 0",
-        f"length {len(value)} input b''",
-        "rank 0 of 2 on tk1",
-    ]
+    shown = [line for line in out.splitlines() if line.startswith(("commands", "length", "rank"))]
+    assert shown == ["commands True with the value 0", f"length {len(value)} input b''", "rank 0 of 2 on tk1"]
     assert "rank 1 of 2 on tk2" in (run / "attempts" / "1" / "logs" / "rank-1.out").read_text()
     files = [path for path in place.folder.rglob("*") if path.is_file()]
     assert len(files) > 8
     assert not [path for path in files if b"73519" in path.read_bytes()]
     assert "73519" not in out + err
-    assert read_json(run / "status.json")["outcome"] == "done"
-    assert not place.left("tk1", "tk2")
-    code, out, _ = place.trainkit("status", "r")
-    assert (code, out.startswith("done, exit code 0")) == (0, True)
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all", 5)
+    assert place.state.startswith("done, exit code 0")
 
 
-def test_orders_reach_the_ranks_through_the_process_that_holds_the_run(place: Place) -> None:
+def test_a_run_goes_on_without_what_has_submitted_it_and_obeys_the_login_machine(place: Place) -> None:
     place.write("wait")
-    process = place.start("submit", "r.yaml")
-    place.until(lambda: place.there("here-0", "here-1"), "both ranks")
+    place.submit()
+    (run,) = place.runs
     _, out, err = place.trainkit("status", "r", "--json")
     assert json.loads(out)["state"] == "running", err
     assert json.loads(out)["nodes"] == "tk1,tk2"
+    leader = str(read_json(run / "status.json")["pids"]["trainkit"])
+    ask = place.ssh.machines.argv("tk1", ["ps", "-o", "sid=,tty=", "-p", leader], "/")
+    assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split() == [leader, "?"]
     assert place.trainkit("attach", "r", "--node", "1", "--", "hostname")[1] == "tk2\n"
-    assert place.trainkit("checkpoint", "r")[0] == 0
+    code, out, err = place.trainkit("checkpoint", "r")
+    assert code == 0, out + err
     code, out, err = place.trainkit("dump", "r")
     assert code == 0, out + err
     place.until(lambda: place.there("saved-0", "saved-1"), "a signal to both ranks")
-    os.kill(submitter(place), signal.SIGSTOP)
-    code, _, err = place.trainkit("cancel", "r")
-    assert (code, "is stopped (Ctrl-Z)" in err) == (4, True), err
-    os.kill(submitter(place), signal.SIGCONT)
-    process.send_signal(signal.SIGCONT)  # nsenter stops with what it has started
-    assert place.trainkit("cancel", "r")[0] == 0
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 143, err
+    followed = place.start("logs", "r", "-f")
+    code, out, err = place.trainkit("cancel", "r")
+    assert code == 0, out + err
+    out, err = followed.communicate(timeout=PATIENCE)
+    assert followed.returncode == 143, out + err
+    assert "rank 0 of 2 on tk1\n" in out
     assert place.there("ended-0", "ended-1")
-    assert not place.left("tk1", "tk2")
-    assert place.trainkit("status", "r")[1].startswith("cancelled, exit code 143")
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all", 5)
+    assert place.state.startswith("cancelled, exit code 143")
 
 
-def test_when_the_process_that_holds_it_is_killed_nothing_is_left(place: Place) -> None:
+@pytest.mark.parametrize("machine", ["tk1", "tk2"])
+def test_a_run_ends_from_each_of_its_machines(place: Place, machine: str) -> None:
     place.write("wait")
-    process = place.start("submit", "r.yaml")
+    place.submit()
+    (run,) = place.runs
+    assert place.trainkit("status", run.name[-6:], on=machine)[1].startswith("running")
+    code, out, err = place.trainkit("cancel", run.name[-6:], "--now", on=machine)
+    assert code == 0, out + err
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all")
+    assert place.state.startswith("cancelled, exit code 130")
+
+
+def test_who_follows_a_run_may_be_killed_and_it_ends_well(place: Place) -> None:
+    place.write("wait")
+    process = place.start("submit", "r.yaml", "--follow")
     place.until(lambda: place.there("here-0", "here-1"), "both ranks")
-    assert place.left("tk1", "tk2")
+    (run,) = place.runs
+    place.until(lambda: is_being_started(RunLayout(run)) is False, "that it is left to its machines")
+    process.kill()
     os.kill(submitter(place), signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
-    place.until(lambda: not place.left("tk1", "tk2"), "the end of all", GRACE + 5)
+    assert place.state.startswith("running")
+    (place.folder / "go").touch()
+    code, out, err = place.trainkit("logs", "r", "-f")
+    assert code == 0, out + err
+    assert "went on\n" in out
+    assert f"Run directory  {run}\n" in out
+    assert place.state.startswith("done, exit code 0")
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all", 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_submits_may_be_ended_before_the_run_has_begun_and_nothing_waits(place: Place, number: int) -> None:
+    place.write("wait")
+    setup = "cluster.setup=['[ \"$1\" = 0 ] || { touch late; while [ ! -e go ]; do sleep 0.1; done; }']"
+    process = place.start("submit", "r.yaml", setup)
+    place.until(lambda: place.there("late") and len(place.left("tk1", "tk2")) == 2, "both nodes")
+    os.kill(submitter(place), number)
+    if number == signal.SIGKILL:
+        (place.folder / "go").touch()
+    _, err = process.communicate(timeout=PATIENCE)
+    (place.folder / "go").touch()
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all")
+    if number == signal.SIGKILL:
+        assert place.state.startswith("lost")
+    else:
+        assert (process.returncode, "SIGINT came before the run began" in err) == (4, True), err
+        assert not place.runs
+
+
+def test_a_node_that_is_killed_ends_the_others(place: Place) -> None:
+    place.write("wait")
+    place.submit()
+    found = place.ssh.machines.argv("tk2", ["pgrep", "-f", f"job node {place.runs[0]}"], "/")
+    (pid,) = subprocess.run(found, capture_output=True, text=True, check=True).stdout.split()
+    subprocess.run(place.ssh.machines.argv("tk2", ["kill", "-9", pid], "/"), check=True)
+    place.until(lambda: not place.left("tk1", "tk2"), "the end of all")
     assert place.there("ended-0", "ended-1")
-    shown = place.trainkit("status", "r")[1]
-    assert shown.startswith("lost, exit code 143")
-    assert "trainkit on tk0, which supervised the run, is gone" in shown
+    assert place.state.startswith("failed")
+    assert "node 1 (tk2)" in place.trainkit("logs", "r")[1]
+
+
+def test_what_a_node_refuses_is_said_where_it_is_submitted(place: Place) -> None:
+    place.write("wait")
+    (place.folder / "there").mkdir()
+    (place.folder / "program.py").rename(place.folder / "there" / "program.py")
+    hide = place.ssh.machines.argv("tk2", ["mount", "-t", "tmpfs", "none", str(place.folder / "there")])
+    subprocess.run(hide, check=True)
+    try:
+        code, _, err = place.trainkit("submit", "r.yaml", "program.script=there/program.py")
+        assert code == 4, err
+        assert "node 1 (tk2) cannot run the plan" in err
+        assert "program.py" in err
+        place.until(lambda: not place.left("tk1", "tk2"), "the end of all", 5)
+        assert place.trainkit("status", "r")[1].startswith("node unfit, exit code 4")
+    finally:
+        subprocess.run(place.ssh.machines.argv("tk2", ["umount", str(place.folder / "there")]), check=True)
 
 
 @pytest.mark.parametrize(
@@ -258,12 +340,13 @@ def test_a_machine_without_the_run_directory_is_named(meanwhile: dict[str, subpr
 
 
 def test_the_code_of_the_rank_that_failed_is_the_runs(meanwhile: dict[str, subprocess.Popen[str]]) -> None:
-    _, err = meanwhile["failed"].communicate(timeout=PATIENCE)
-    assert meanwhile["failed"].returncode == 7, err
-    assert "rank 1 (tk1) exited with code 7" in err
+    out, err = meanwhile["failed"].communicate(timeout=PATIENCE)
+    assert meanwhile["failed"].returncode == 7, out + err
+    assert "rank 1 (tk1) exited with code 7" in out
 
 
 def test_a_machine_that_is_gone_is_named(meanwhile: dict[str, subprocess.Popen[str]]) -> None:
-    _, err = meanwhile["pulled"].communicate(timeout=PATIENCE)
-    assert meanwhile["pulled"].returncode == 137, err
-    assert "node 1 (tk4) was lost" in err
+    out, err = meanwhile["pulled"].communicate(timeout=PATIENCE)
+    assert meanwhile["pulled"].returncode == 137, out + err
+    root = Path(out.splitlines()[0].removeprefix("run directory: "))
+    assert "node 1 (tk4) was lost" in read_json(root / "status.json")["why"]

@@ -11,6 +11,7 @@ import pytest
 
 from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.schema import Slurm as Section
+from trainkit.recipe.schema.cluster import Cluster
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.schedulers.base import Job, Output, Query
 from trainkit.schedulers.jobs import following
@@ -37,6 +38,10 @@ def test_a_job_that_ends_while_it_is_cancelled_has_ended(
     monkeypatch.setattr(following, "ask", refuse)
     with pytest.raises(error):
         following._told(Slurm().cancel(Job("26"), now=True), os.environ)
+
+
+def no_section(_: RunLayout) -> Cluster:
+    raise AssertionError("Slurm ends a job by its number")
 
 
 SCANCEL = 'echo "$@" >>"$STAND_IN/sent"'
@@ -90,7 +95,7 @@ def test_a_job_that_is_anothers_by_now_is_not_ended(
 ) -> None:
     stand_in(shown(run, JobState=state, **changed))
     with pytest.raises(MachineError, match="job 301 is not that of"):
-        following.cancel(run, now=True, environ=os.environ)
+        following.cancel(run, no_section, now=True, environ=os.environ)
     assert not (tmp_path / "sent").exists()
 
 
@@ -98,9 +103,9 @@ def test_a_job_that_is_the_runs_is_ended_in_its_cluster(
     stand_in: Callable[..., None], run: RunLayout, tmp_path: Path
 ) -> None:
     stand_in(shown(run))
-    assert following.cancel(run, now=True, environ=os.environ) == "cancelled job 301"
+    assert following.cancel(run, no_section, now=True, environ=os.environ) == "cancelled job 301"
     write_submission(run, Submission("slurm", "301", cluster="far", controller="here"))
-    following.cancel(run, now=False, environ=os.environ)
+    following.cancel(run, no_section, now=False, environ=os.environ)
     sent = (tmp_path / "sent").read_text().splitlines()
     assert sent == ["301", "--clusters=far --batch --signal=TERM 301"]
 
@@ -113,7 +118,7 @@ def test_a_word_that_slurm_would_not_pass_on_is_taken_back(
     if told_before:
         request(run, "cancel")
     with pytest.raises(MachineError, match="denied"):
-        following.cancel(run, now=False, environ=os.environ)
+        following.cancel(run, no_section, now=False, environ=os.environ)
     assert pending_request(run) == ("cancel" if told_before else "")
 
 
@@ -126,7 +131,7 @@ def test_a_job_that_another_cluster_does_not_know_has_not_ended(
     elsewhere = "job 301 was submitted to the cluster there, and here answers here"
     over = r"has ended meanwhile|is lost"
     with pytest.raises(error, match=elsewhere if controller == "there" else over):
-        following.cancel(run, now=False, environ=os.environ)
+        following.cancel(run, no_section, now=False, environ=os.environ)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from trainkit.schedulers.jobs import following, run_state
 from trainkit.schedulers.jobs.records import (
     DAMAGED,
     SUBMISSION,
-    SUPERVISED,
+    SUBMITTER,
     Submission,
     read_submission,
     require_own,
@@ -112,12 +112,44 @@ def test_what_is_unknown_is_never_removed(run: RunLayout, content: str, word: st
 
 
 def test_a_run_that_is_held_before_its_first_node_begins_is_kept(run: RunLayout) -> None:
-    lock = hold_lock(run.root / SUPERVISED)
+    lock = hold_lock(run.root / SUBMITTER)
     try:
         write(run, state="starting", host=HERE)
         assert prunable([read_run(run.root)], keep=0) == []
     finally:
         os.close(lock)
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "code", "why"),
+    [
+        ({"state": "running", "host": HERE}, "lost", None, "neither trainkit nor its guardian saw the end"),
+        ({"state": "running", "host": "gpu1"}, "unknown", None, "by its files running, on gpu1: ask there"),
+        ({"state": "starting"}, "lost", None, "neither trainkit nor its guardian saw the end"),
+        ({"state": "ended", "exit_code": 0}, "done", 0, ""),
+        ({"state": "ended", "exit_code": 7, "failure": "rank"}, "failed", 7, ""),
+        ({"state": "ended", "exit_code": 143, "failure": "signal"}, "cancelled", 143, ""),
+        ({"state": "ended", "exit_code": 137, "failure": "node"}, "node_lost", 137, ""),
+        ({"state": "ended", "exit_code": 4, "failure": "unfit"}, "node_unfit", 4, ""),
+    ],
+)
+def test_a_run_that_was_started_through_ssh_is_known_by_its_files_and_its_locks(
+    run: RunLayout, status: dict[str, Any], word: str, code: int | None, why: str
+) -> None:
+    write_submission(run, Submission("ssh", "77"))
+    run.plan.write_text('{"job": {"hosts": ["me@gpu1", "gpu2"]}}')
+    write(run, **status)
+    found = state_of(run)
+    assert (found.word, found.exit_code, found.why, found.job) == (word, code, why, "")
+    if status["state"] == "ended":
+        return
+    assert found.nodes == "gpu1,gpu2"
+    for lock in (run.root / SUBMITTER, run.lock):  # who starts it, and then node 0
+        held = hold_lock(lock)
+        try:
+            assert state_of(run).word == status["state"]
+        finally:
+            os.close(held)
 
 
 @pytest.mark.parametrize("job", ["-1", "0x1", "--user=root", "-uroot", "77,78", "77_[1-9]", "", "\u0663", "7" * 11])
@@ -148,7 +180,7 @@ def test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done(
             if scheduler == "ssh":
                 following.attach_command(run, 0, ("id",), lambda _: Ssh(), {}, terminal=False)
             else:
-                following.save(run, {})
+                following.save(run, lambda _: Ssh(), {})
     os.chown(run.plan, 12345, -1)
     write_submission(run, Submission("ssh", "77"))
     os.chown(run.root / SUBMISSION, 12345, -1)

@@ -118,6 +118,17 @@ def test_where_ssh_goes_is_read_from_its_own_words() -> None:
     assert shlex.split(argv[-1]) == ["a b", "c"]
 
 
+def test_a_signal_to_a_node_is_given_by_the_trainkit_there() -> None:
+    words = ("/a b/python", "-P", "-m", "trainkit", "job", "signal", "/runs/r/it's", "15")
+    query = ssh.SCHEDULER.signal_node("me@gpu1", words, Section(hosts=["me@gpu1"], options=["-p2"]))
+    assert ("-p2" in query.argv, query.argv[-3:-1]) == (True, ("--", "me@gpu1"))
+    assert shlex.split(shlex.split(query.argv[-1])[3])[1:9] == [*words]
+    assert query.read(Output(0, "", "")) is True
+    assert query.read(Output(1, "", "")) is False
+    with pytest.raises(RefusedError, match="No route to host"):
+        query.read(Output(255, "", "ssh: connect to host gpu1 port 22: No route to host\r\n"))
+
+
 @pytest.mark.cli
 @pytest.mark.parametrize(
     ("options", "refused"),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli.diagnostics import write_text
 from trainkit.errors import UsageError
-from trainkit.files import open_regular, parse_json
+from trainkit.files import parse_json
+from trainkit.runner.report.console import lead_output
 from trainkit.runner.supervisor.processes import spawn
 from trainkit.schedulers.registry import place_in
 
@@ -47,10 +48,14 @@ def start(words: Sequence[str]) -> int:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return code if code >= 0 else 128 - code
     begun = parse_json(said)
-    waits = f"{begun['waits']}\n" if begun["waits"] else ""
-    follow = f"`trainkit logs {begun['id']} -f` follows it, `trainkit cancel {begun['id']}` ends it"
-    write_text(f"run directory: {begun['run']}\n{waits}{follow}\n")
+    write_text(how_to_follow(begun["run"], begun["id"], begun["waits"]))
     return 0
+
+
+def how_to_follow(root: str, short_id: str, waits: str = "") -> str:
+    """Where a run is that is left to itself, for people. waits: for what, if it has to."""
+    follow = f"`trainkit logs {short_id} -f` follows it, `trainkit cancel {short_id}` ends it"
+    return "".join(f"{line}\n" for line in (f"run directory: {root}", waits, follow) if line)
 
 
 def refuse(resolved: Resolved, *, detached: bool) -> None:
@@ -89,11 +94,7 @@ class Teller:
             return
         self._has_told = True
         if self._detached:
-            log = open_regular(layout.job_output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=layout.root)
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-                os.dup2(log, stream.fileno())
-            os.close(log)
+            lead_output(layout.job_output, layout.root)
         said = json.dumps({"run": str(layout.root), "id": layout.short_id, "waits": waits})
         with contextlib.suppress(OSError):  # who started it is gone already; the run goes on, or is being ended
             os.write(self._fd, said.encode() + b"\n")

@@ -270,8 +270,8 @@ class Scheduler(ABC):
     kind: ClassVar[str]  # as of `cluster.kind`
     title: ClassVar[str]  # for people
     job_id: ClassVar[str]  # pattern of a job's number, with ASCII digits
-    # Whether there is no queue: the process that submits starts the nodes, and supervises the run to its end.
-    supervised: ClassVar[bool] = False
+    # Whether there is no queue: who submits starts the nodes, and signals them through `signal_node`.
+    starts_nodes: ClassVar[bool] = False
     # Whether the machine that submits sees the run directory: it is made there, and its files say what a run is doing.
     shares_folder: ClassVar[bool] = True
     # Whether the nodes of a job have one console.
@@ -413,6 +413,10 @@ class Scheduler(ABC):
         environ: Mapping[str, str],
     ) -> tuple[tuple[str, ...], Mapping[str, str]]:
         """The command that runs another one on a node of a running job, and its variables. section: of its recipe."""
+        raise NotImplementedError
+
+    def signal_node(self, host: str, argv: Sequence[str], section: Cluster) -> Query[bool]:
+        """Run the command on a host that signals its trainkit; whether the run is there. section: of its recipe."""
         raise NotImplementedError
 
     def logs(self, job: Job, node: int | None, *, follow: bool) -> tuple[str, ...]:

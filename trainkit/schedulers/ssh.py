@@ -1,7 +1,8 @@
 """Machines without a scheduler: the words of ssh, and what starts a node on each. Pure; the client runs commands.
 
-Standard input of each ssh is held open, and is the only tie: what comes over it are orders, and its end is the end of
-the node. A terminal (-tt) would end it as well, but echo what is sent, and mix output and errors.
+Standard input of each ssh is held open until the run has begun, and is the only tie: what comes over it are orders, and
+its end is the end of the node. A terminal (-tt) would end it as well, but echo what is sent, mix output and errors, and
+hang up on a run that goes on.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ HARMLESS_OPTIONS = (
 )
 PLAIN = re.compile(r"(?!-)[\w.,:@/~+^=%*!\[\]-]*")
 SET = re.compile(r"[ \t]*([A-Za-z0-9]+)(?:[ \t]*=[ \t]*|[ \t]+|$)(.*)")  # ssh knows a name in quotes, too
-HELD = "the run lasts as long as this input is open"
+HELD = "until the run has begun it lasts as long as this input is open"
 
 
 class Ssh(Scheduler):
-    """Nobody queues the run: `trainkit submit` starts it on all hosts, and stays."""
+    """Nobody queues the run: `trainkit submit` starts it on all hosts, and leaves it to them."""
 
     kind, title = "ssh", "ssh"
-    job_id = r"[1-9]\d{0,9}"  # of the process that supervises the run
-    supervised: ClassVar[bool] = True
+    job_id = r"[1-9]\d{0,9}"  # of the process that has started the run
+    starts_nodes: ClassVar[bool] = True
 
     def problems(self, context: Context) -> Iterator[Diagnostic]:
         section, error, nodes = section_of(context.recipe), context.resolved.error, context.recipe.nodes.count
@@ -97,7 +98,7 @@ class Ssh(Scheduler):
             *setup_lines(section.setup, token("exit 4", rule="no node starts the run, and who submits it is told why")),
         ]
         python = shlex.quote(context.facts.executable)
-        rule = "the run on this machine; it ends with its input"
+        rule = "the run on this machine; until it has begun it ends with its input"
         node = f"exec {python} -P -m trainkit job node "
         lines.append(token(node, Variable.RUN_DIR, ' --held --node "$1" --hosts "$2" <&3 3<&-', rule=rule))
         hosts = tuple(section.hosts)
@@ -120,6 +121,17 @@ class Ssh(Scheduler):
             raise MachineError(f"the recipe of the run names no hosts: cluster.kind is {found.kind}")
         words = [word for word in command(found) if word != "-T"]
         return (*words, "-tt" if terminal else "-T", "--", host, shlex.join(argv)), environ
+
+    def signal_node(self, host: str, argv: Sequence[str], section: Cluster) -> Query[bool]:
+        if not isinstance(section, Section):
+            raise MachineError(f"the recipe of the run names no hosts: cluster.kind is {section.kind}")
+
+        def read(output: Output) -> bool:
+            if output.code not in (0, 1):
+                raise RefusedError(said(output) or f"exit code {output.code}")
+            return output.code == 0
+
+        return Query(node_argv(command(section), host, f"exec {shlex.join(argv)} </dev/null", ()), read)
 
 
 SCHEDULER = Ssh()
@@ -174,7 +186,7 @@ def _words(section: Section) -> Iterator[Token]:
     yield token("ssh", rule="reaches a host")
     yield token("-T", rule="a terminal would echo what is sent to the node, and mix output and errors")
     yield token("-oBatchMode=yes", rule="nobody is asked for a password, or whether a key is right: it is an error")
-    yield token("-oControlPath=none", rule="a connection of its own, which ends with the run")
+    yield token("-oControlPath=none", rule="a connection of its own, which ends when the run has begun")
     for word in section.options:
         yield token(word, keys=("cluster.options",))
     # ssh takes the first value that it is given for an option (ssh_config(5)): those of the recipe count.

@@ -17,6 +17,7 @@ from trainkit.recipe.assignment import without_layer
 from trainkit.runner.rundir.layout import RunLayout
 
 if TYPE_CHECKING:
+    from trainkit.runner.execute import Told
     from trainkit.runner.request import RunRequest
     from trainkit.schedulers.base import Place
 
@@ -69,7 +70,9 @@ def node(  # noqa: PLR0917 - a command's options
     folder: Folder,
     attempt: Annotated[int, Option("--attempt", min=1)] = 1,
     run_id: RunId = "",
-    held: Annotated[bool, Option("--held", help="By standard input, and ends with it.")] = False,
+    held: Annotated[
+        bool, Option("--held", help="By standard input until the run has begun, and ends with it before that.")
+    ] = False,
     number: Annotated[int | None, Option("--node", min=0, help="Of this node, where no variable says it.")] = None,
     hosts: Annotated[str, Option("--hosts", help="Of all nodes, with commas between, where no variable says it.")] = "",
 ) -> None:
@@ -85,17 +88,26 @@ def node(  # noqa: PLR0917 - a command's options
 
     layout = RunLayout(folder.absolute())
     if held:
-        from trainkit.schedulers.jobs.ssh_supervisor import hold_input
+        from trainkit.schedulers.jobs.ssh_nodes import TiedNode
 
-        hold_input(layout)
+        tied = TiedNode(layout, attempt, number or 0)
+        place = _told_place(f"{layout.id}.{attempt}", number, hosts)
+        raise typer.Exit(tied.run(lambda: execute_node(layout, layout, attempt, "", place, tied.begun)))
     place = _told_place(f"{layout.id}.{attempt}", number, hosts) if hosts else None
     raise typer.Exit(execute_node(layout, layout, attempt, own_job(layout, os.environ), place))
 
 
-def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: str, given: Place | None = None) -> int:
+def execute_node(  # noqa: PLR0917 - what `job node` is told
+    submitted: RunLayout,
+    layout: RunLayout,
+    attempt: int,
+    number: str,
+    given: Place | None = None,
+    told: Told = lambda *_: None,
+) -> int:
     """Run this node's part to its end; the run's exit code. submitted: where recipe and plan lie; layout: of the run.
 
-    number: of the job. given: the node's place, where no variable says it.
+    number: of the job. given: the node's place, where no variable says it. told: called when the run begins here.
     Raises MachineError where this node cannot do what was planned.
     """
     from trainkit.cli.commands.run import refuse_unfit
@@ -123,7 +135,7 @@ def execute_node(submitted: RunLayout, layout: RunLayout, attempt: int, number: 
             start_seconds=job.start_seconds,
         )
 
-    return run_node(submitted, layout, place, request)
+    return run_node(submitted, layout, place, request, told)
 
 
 def _told_place(start: str, number: int | None, hosts: str) -> Place | None:

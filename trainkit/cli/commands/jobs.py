@@ -125,7 +125,7 @@ def cancel(
     failed = list[UsageError | MachineError]()
     for layout in (each.layout for each in reversed(runs)):  # the last tasks first: one that waits would start
         try:
-            write_text(f"{cancel_run(layout, now=now, environ=os.environ)}\n")
+            write_text(f"{cancel_run(layout, _section, now=now, environ=os.environ)}\n")
         except (UsageError, MachineError) as error:
             failed.append(error)
     for each in failed:
@@ -141,7 +141,7 @@ def checkpoint(run: Run = None, root: Root = "runs") -> None:
     from trainkit.schedulers.jobs.following import save
 
     layout = find_run(run, root).layout
-    write_text(f"{save(layout, os.environ)}\n")
+    write_text(f"{save(layout, _section, os.environ)}\n")
 
 
 def attach(

@@ -44,6 +44,7 @@ def submit(  # noqa: PLR0917 - a command's options
     """Submit RECIPE as a job to the scheduler of its `cluster`. Prints the run directory and the job's number.
 
     The job is first dry-run with the scheduler; an option that it refuses is reported at its line of the recipe.
+    Through ssh it returns when the run has begun on all machines.
 
     Example: trainkit submit train.yaml --with clusters/slurm
 
@@ -149,7 +150,7 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
     """
     from trainkit.schedulers.jobs.submitting import dry_run, scheduler_of
 
-    if scheduler_of(plan).supervised:
+    if scheduler_of(plan).starts_nodes:
         if show:
             show_hosts(plan, resolved)
         return
@@ -166,7 +167,7 @@ def refuse_or_say(plan: Plan, resolved: Resolved, *, show: bool, script: str | N
 
 def show_hosts(plan: Plan, resolved: Resolved) -> None:
     """What would be run on the hosts of ssh, and what they answer. No program that the recipe names is run for it."""
-    from trainkit.schedulers.jobs.ssh_supervisor import addresses, commands, versions
+    from trainkit.schedulers.jobs.ssh_nodes import addresses, commands, versions
     from trainkit.schedulers.ssh import may_run_programs, section_of
 
     option = may_run_programs(section_of(resolved.recipe).options)
@@ -185,25 +186,30 @@ def show_hosts(plan: Plan, resolved: Resolved) -> None:
         write_text(f"{line}\n")
 
 
-def supervised_here(plan: Plan, resolved: Resolved) -> int:
-    """Start the run on its hosts, and see it through here; its exit code."""
-    from trainkit.launch_plan.render import shell
-    from trainkit.recipe.yaml_writer import resolved_yaml
-    from trainkit.schedulers.jobs.ssh_supervisor import addresses, supervise
+def start_on_hosts(plan: Plan, resolved: Resolved) -> RunLayout:
+    """Start the run on its hosts, and say where it is; the run directory. Exit, with its code, if it has not begun."""
+    from trainkit.cli.detach import how_to_follow
+    from trainkit.schedulers.jobs.ssh_nodes import addresses, start
 
-    text = resolved_yaml(resolved)
+    def say(layout: RunLayout) -> None:
+        write_text(how_to_follow(str(layout.root), layout.short_id))
+        sys.stdout.flush()
+
     where = addresses(plan, resolved, os.environ)
-    return supervise(plan, text, shell.render(plan, text), os.environ, where)
+    layout, code = start(plan, texts(plan, resolved), os.environ, where, say)
+    if code:
+        raise typer.Exit(code)
+    return layout
 
 
 def give_in(plan: Plan, resolved: Resolved) -> RunLayout:
-    """Submit, and say what was submitted; the run directory. A run that is supervised here ends here: Exit."""
+    """Submit, and say what was submitted; the run directory."""
     from trainkit.schedulers.jobs.submitting import scheduler_of, signals_blocked
     from trainkit.schedulers.jobs.submitting import submit as submit_plan
 
     scheduler = scheduler_of(plan)
-    if scheduler.supervised:
-        raise typer.Exit(supervised_here(plan, resolved))
+    if scheduler.starts_nodes:
+        return start_on_hosts(plan, resolved)
     with signals_blocked(), at_its_line(resolved):
         layout, submission = submit_plan(plan, *texts(plan, resolved), os.environ)
         write_text(f"run directory: {layout.root}\njob {submission.job}\n")

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from trainkit.colour import Colour
+from trainkit.files import open_regular
 from trainkit.text import strip_control
 
 Stream = Literal["out", "err"]
 CHUNK = 4096  # bytes that a pipe takes without blocking once select() reports it writable
 ERASE, ERASE_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"
+
+
+def lead_output(log: Path, below: Path) -> None:
+    """Lead standard output and error to the end of a file of a run directory. Raises OSError."""
+    fd = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, below=below)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(fd, stream.fileno())
+    os.close(fd)
 
 
 class Terminal:

@@ -18,16 +18,17 @@ from trainkit.errors import MachineError, UsageError
 from trainkit.recipe.schema.cluster import Cluster
 from trainkit.runner.report.progress import Progress, Tail, plain_line
 from trainkit.runner.rundir.layout import AttemptLayout, RunLayout
-from trainkit.runner.rundir.listing import read_plan, read_run, read_status
+from trainkit.runner.rundir.listing import is_running, read_plan, read_run, read_status
 from trainkit.runner.rundir.records import Status, read_records
 from trainkit.runner.supervisor.processes import ProcessId, is_stopped, signal_holder
 from trainkit.schedulers.base import Answer, EndedError, Job, JobState, Query, RefusedError, Scheduler, expand
 from trainkit.schedulers.client import answer_or, ask
 from trainkit.schedulers.jobs.records import (
-    SUPERVISED,
+    SUBMITTER,
     Submission,
     cancel_request,
     hosts_of,
+    is_being_started,
     pending_request,
     read_submission,
     request,
@@ -35,13 +36,14 @@ from trainkit.schedulers.jobs.records import (
     submitted,
     update_status,
 )
-from trainkit.schedulers.jobs.run_state import RunState, state_of
+from trainkit.schedulers.jobs.run_state import RunState, may_be_requeued, state_of
 from trainkit.schedulers.registry import SCHEDULERS
 
 LOOK_SECONDS = 0.5
 PAUSES = 4  # how much longer than a look the pause after it is at least: one over thousands of logs takes a while
 ASK_SECONDS = 15.0  # between questions to the scheduler, whether it still knows the job
 SETTLE_SECONDS = 1.0  # for the last lines of a run that has ended
+SUMMARY_SECONDS = 20.0  # for trainkit to print its summary then, where it is seen to run
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +248,29 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
     while True:
         began = time.monotonic()
         status = read_status(layout) or Status()
-        over = status.state == "ended" and (submission is None or status.outcome is not None)
+        over = _is_over(status, submission)
         if logs:
             logs.show()
             refuse_unread()
         if over:
-            time.sleep(SETTLE_SECONDS if logs else 0)
             if logs:
+                time.sleep(SETTLE_SECONDS)
+                while is_running(layout) and time.monotonic() - began < SUMMARY_SECONDS:
+                    time.sleep(LOOK_SECONDS)
                 logs.finish()
             return status.exit_code or 0
         if time.monotonic() - asked > ASK_SECONDS:
             asked = time.monotonic()
             found = state_of(layout)
-            if found.is_over and not _ended_meanwhile(layout):
+            if found.is_over and not _is_over(read_status(layout) or Status(), submission):
                 sys.stderr.write(f"{found.word.replace('_', ' ')}: {found.why}\n")
                 return found.exit_code if found.exit_code is not None else 1
         time.sleep(max(LOOK_SECONDS, PAUSES * (time.monotonic() - began)))
+
+
+def _is_over(status: Status, submission: Submission | None) -> bool:
+    """Whether a run has ended for good, as its own files say."""
+    return status.state == "ended" and (status.outcome is not None or not may_be_requeued(submission))
 
 
 def refuse_unread() -> None:
@@ -272,15 +281,12 @@ def refuse_unread() -> None:
         raise BrokenPipeError
 
 
-def _ended_meanwhile(layout: RunLayout) -> bool:
-    return (read_status(layout) or Status()).outcome is not None
-
-
 BETWEEN_SECONDS = 0.3
 NOT_HERE = "it runs on another machine, which is reached through its scheduler alone, and it has none"
+SectionOf = Callable[[RunLayout], Cluster]  # the cluster that the recipe of a run names
 
 
-def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
+def cancel(layout: RunLayout, section: SectionOf, *, now: bool, environ: Mapping[str, str]) -> str:
     """End a run; what was done, for people. UsageError for one that has ended, and of which nothing stays."""
     submission = require_own(layout)
     scheduler = SCHEDULERS[submission.scheduler] if submission else None
@@ -290,11 +296,12 @@ def cancel(layout: RunLayout, *, now: bool, environ: Mapping[str, str]) -> str:
     if submission is None or scheduler is None:
         _signal_here(layout, signal.SIGKILL if now else signal.SIGTERM)
         return f"ending {layout.root}" + ("" if now else _before_the_end(layout))
-    if scheduler.supervised:
-        _signal_submitter(layout, submission, signal.SIGINT if now else signal.SIGTERM)
+    if scheduler.starts_nodes:
+        _signal_on_hosts(layout, submission, signal.SIGINT if now else signal.SIGTERM, section, environ)
         if now:  # a second one kills
             time.sleep(BETWEEN_SECONDS)
-            _signal_submitter(layout, submission, signal.SIGINT)
+            with contextlib.suppress(UsageError):  # it has ended by the first
+                _signal_on_hosts(layout, submission, signal.SIGINT, section, environ)
         return f"ending {layout.root}" + ("" if now else _before_the_end(layout))
     job = _own_job(layout, submission, environ)
     requested_before = pending_request(layout)
@@ -376,15 +383,15 @@ def _cancel_job(
     return f"cancelled job {number}"
 
 
-def save(layout: RunLayout, environ: Mapping[str, str]) -> str:
+def save(layout: RunLayout, section: SectionOf, environ: Mapping[str, str]) -> str:
     """Have a run save; what was done, for people. UsageError for one that does not run."""
     submission, found = require_own(layout), _living(layout)
     if found.word not in ("running", "unknown"):
         raise UsageError(f"{layout.root} is {found.word}: there is nothing to save yet", hint="wait until it runs")
     scheduler = SCHEDULERS[submission.scheduler] if submission else None
     here = (status := read_status(layout)) is not None and status.host == os.uname().nodename
-    if submission and scheduler and scheduler.supervised:
-        _signal_submitter(layout, submission, signal.SIGUSR1)
+    if submission and scheduler and scheduler.starts_nodes:
+        _signal_on_hosts(layout, submission, signal.SIGUSR1, section, environ)
     elif submission is None or scheduler is None or (here and scheduler.shares_folder):
         _signal_here(layout, signal.SIGUSR1)
     else:
@@ -401,7 +408,7 @@ def attach_command(
     layout: RunLayout,
     node: int,
     words: Sequence[str],
-    section: Callable[[RunLayout], Cluster],
+    section: SectionOf,
     environ: Mapping[str, str],
     *,
     terminal: bool,
@@ -416,9 +423,7 @@ def attach_command(
             raise UsageError(f"{layout.root} is no submitted run: it has no node {node} to be reached")
         return tuple(words), environ
     scheduler = SCHEDULERS[submission.scheduler]
-    hosts = hosts_of(layout, own=True) if scheduler.supervised else expand(found.nodes)
-    if scheduler.supervised and not hosts:
-        raise MachineError(f"{layout.plan} is damaged, or another user's: nobody knows the hosts of the run")
+    hosts = _own_hosts(layout) if scheduler.starts_nodes else expand(found.nodes)
     if node >= len(hosts):
         what = f"{layout.root} has no node {node}" if hosts else f"job {submission.job} is {found.word}"
         wait = found.why or "wait until it runs"
@@ -436,6 +441,14 @@ def attach_command(
             section=lambda: section(layout),
             environ=environ,
         )
+
+
+def _own_hosts(layout: RunLayout) -> tuple[str, ...]:
+    """The machines of a run that was started through ssh. MachineError where they are not known for certain."""
+    hosts = hosts_of(layout, own=True)
+    if not hosts:
+        raise MachineError(f"{layout.plan} is damaged, or another user's: nobody knows the hosts of the run")
+    return hosts
 
 
 def _living(layout: RunLayout) -> RunState:
@@ -461,17 +474,38 @@ def _signal_here(layout: RunLayout, number: int) -> None:
         raise UsageError(f"{layout.root} does not run, or its trainkit is gone and its guardian ends it")
 
 
-def _signal_submitter(layout: RunLayout, submission: Submission, number: int) -> None:
-    """A signal to the trainkit that supervises a run; it passes it on."""
+def _signal_on_hosts(
+    layout: RunLayout, submission: Submission, number: int, section: SectionOf, environ: Mapping[str, str]
+) -> None:
+    """A signal to a run without a queue: to who starts it, until it has begun; then to node 0, which passes it on."""
+    if is_being_started(layout) and _signal_submitter(layout, submission, number):
+        return
+    status = read_status(layout)
+    if status is not None and status.host == os.uname().nodename:
+        _signal_here(layout, number)
+        return
+    host, python = _own_hosts(layout)[0], str(read_plan(layout, own=True).commands[0].wrapper[0])
+    argv = (python, "-P", "-m", "trainkit", "job", "signal", str(layout.root), str(int(number)))
+    from trainkit.schedulers.jobs.ssh_nodes import SECONDS, why_not
+
+    try:
+        there = ask(SCHEDULERS[submission.scheduler].signal_node(host, argv, section(layout)), environ, SECONDS)
+    except RefusedError as error:
+        raise MachineError([why_not(host, str(error))]) from error
+    if not there:
+        raise UsageError(f"{layout.root} does not run on {host}, or its trainkit is gone and its guardian ends it")
+
+
+def _signal_submitter(layout: RunLayout, submission: Submission, number: int) -> bool:
+    """A signal to the trainkit that starts a run, which tells the nodes; False where it does so no more."""
     if submission.host != os.uname().nodename:
-        what = f"{layout.root} is supervised by trainkit on {submission.host}"
-        raise MachineError(what, hint=f"give the command there: ssh {submission.host}")
+        what = f"{layout.root} is being started by trainkit on {submission.host}"
+        raise MachineError(what, hint=f"wait until it has begun, or give the command there: ssh {submission.host}")
     process = submission.process
     if process is not None and process.runs and is_stopped(process.pid):  # it would hear of it only when it goes on
-        what = f"process {process.pid}, which supervises {layout.root}, is stopped (Ctrl-Z)"
+        what = f"process {process.pid}, which starts {layout.root}, is stopped (Ctrl-Z)"
         raise MachineError(what, hint=f"let it go on (fg, or kill -CONT {process.pid}), and give the command again")
-    if process is None or not _reached(process, layout.root / SUPERVISED, layout, number):
-        raise UsageError(f"{layout.root} is supervised by nobody any more: its nodes are ending")
+    return process is not None and _reached(process, layout.root / SUBMITTER, layout, number)
 
 
 def _reached(process: ProcessId, lock: Path, layout: RunLayout, number: int) -> bool:

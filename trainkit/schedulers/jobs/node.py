@@ -17,7 +17,7 @@ from types import FrameType
 from trainkit.errors import Diagnostic, ExitCode, MachineError, RecipeError, UsageError
 from trainkit.files import publish, read_whole
 from trainkit.launch_plan.model import Job, Plan
-from trainkit.runner.execute import execute
+from trainkit.runner.execute import Told, execute
 from trainkit.runner.nodes.assembly import Rendezvous, comparable_leaves, report_unfit
 from trainkit.runner.nodes.roll_call import RefusedRunError, ReportedElsewhereError
 from trainkit.runner.request import RunRequest
@@ -55,10 +55,16 @@ SAID = (".reason", ".note")  # in words, of layers that the recorded recipe has 
 HINT = "plan for what the nodes have: cluster.machine, from `trainkit env facts` on one of them"
 
 
-def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callable[[], RunRequest]) -> int:
+def run_node(
+    submitted: RunLayout,
+    layout: RunLayout,
+    place: Place,
+    make: Callable[[], RunRequest],
+    told: Told = lambda *_: None,
+) -> int:
     """Start the run on this node and see it through; its exit code. make: plans it with what this machine has.
 
-    submitted: where the plan lies that was promised; layout: of the run.
+    submitted: where the plan lies that was promised; layout: of the run. told: as of `execute`.
 
     Raises MachineError where this machine, or another node's, cannot run what was promised.
     """
@@ -66,7 +72,7 @@ def run_node(submitted: RunLayout, layout: RunLayout, place: Place, make: Callab
     if place.node == 0:  # who is to be told that the run shall end, before a guardian says so
         update_status(layout, host=os.uname().nodename, pids=Pids.of(os.getpid()))
     try:
-        return execute(_fitting(plan, layout, place, make))
+        return execute(_fitting(plan, layout, place, make), told)
     except ReportedElsewhereError as error:  # node 0 says it, on the console that all nodes have
         return int(error.exit_code)
     except MachineError as error:

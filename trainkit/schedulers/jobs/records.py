@@ -35,12 +35,12 @@ from trainkit.schedulers.base import Scheduler
 from trainkit.schedulers.registry import SCHEDULERS
 
 SUBMISSION, ATTEMPT, REQUEST = "submission.json", "attempt.json", "asked.json"
-SUPERVISED = "submitter.lock"
+SUBMITTER = "submitter.lock"
 ONLY_OWN = "only its owner may do that, or root"
 
 
 class Submission(NamedTuple):
-    """How a run was submitted. job: its number; without a queue, of the process that supervises it, which `process` is.
+    """How a run was submitted. job: its number; without a queue, of the process that started it, which `process` is.
 
     argv: the command, for people alone: what is started is made from the recipe. at, host: when and where, as filled in
     when it is written. cluster: where it was submitted to another than the scheduler's own; controller: who answered,
@@ -181,17 +181,17 @@ def pending_request(layout: RunLayout) -> str:
 
 
 def hold_submitter(layout: RunLayout) -> int:
-    """Mark the run as supervised by this process, for as long as the returned descriptor is open. Raises OSError."""
-    return hold_lock(layout.root / SUPERVISED)
+    """Mark the run as being started by this process, as long as the returned descriptor is open. Raises OSError."""
+    return hold_lock(layout.root / SUBMITTER)
 
 
-def is_supervised(layout: RunLayout) -> bool | None:
-    """Whether the trainkit that submitted the run lives here and supervises it; None where that is not seen."""
-    return is_locked(layout.root / SUPERVISED)
+def is_being_started(layout: RunLayout) -> bool | None:
+    """Whether the trainkit that submits the run lives here and starts its nodes; None where that is not seen."""
+    return is_locked(layout.root / SUBMITTER)
 
 
 def hosts_of(layout: RunLayout, *, own: bool = False) -> tuple[str, ...]:
-    """The machines of a run that is supervised, node 0 first; none where it is not.
+    """The machines of a run that was started through ssh, node 0 first; none of any other.
 
     own: as for `files.read_whole`, where one goes there.
     """

@@ -26,7 +26,7 @@ from trainkit.schedulers.jobs.records import (
     SUBMISSION,
     Submission,
     hosts_of,
-    is_supervised,
+    is_being_started,
     pending_request,
     read_submission,
 )
@@ -44,7 +44,7 @@ BY_SCHEDULER = {
 }
 
 # Whose failure it was, by status.json -> the same.
-BY_FAILURE = {"hang": "hung", "node": "node_lost", "signal": "cancelled", "submitter": "lost"}
+BY_FAILURE = {"hang": "hung", "node": "node_lost", "unfit": "node_unfit", "signal": "cancelled", "submitter": "lost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ def state_of(layout: RunLayout, jobs: Jobs | None = None) -> RunState:
     if submission is None:
         return known
     scheduler = SCHEDULERS[submission.scheduler]
-    if scheduler.supervised:
-        return known if known.is_over else _supervised(layout, known, submission)
+    if scheduler.starts_nodes:
+        return known if known.is_over else _on_hosts(layout, known, status or Status())
     if known.is_over:
         return _queued_again(layout, known, _job_after(layout, submission, jobs or Jobs()), submission)
     job = (jobs or Jobs()).state(submission)
@@ -265,12 +265,12 @@ def _may_be_removed(layout: RunLayout, jobs: Jobs) -> bool:
     """Whether it is one's own, no link leads to it, and nothing will happen to it any more, as far as can be known."""
     if os.geteuid() not in (0, _owner(layout)) or is_linked(layout):
         return False
-    if is_running(layout) is not False or is_supervised(layout) is not False:
+    if is_running(layout) is not False or is_being_started(layout) is not False:
         return False
     if not state_of(layout, jobs).is_over:
         return False
     submission = read_submission(layout.root)
-    if submission is None or SCHEDULERS[submission.scheduler].supervised:
+    if submission is None or SCHEDULERS[submission.scheduler].starts_nodes:
         return True
     return _job_after(layout, submission, jobs).state in ("ended", "gone")
 
@@ -301,25 +301,24 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _supervised(layout: RunLayout, known: RunState, submission: Submission) -> RunState:
-    """A run without a queue: its files know it, for as long as it is supervised."""
+def _on_hosts(layout: RunLayout, known: RunState, status: Status) -> RunState:
+    """A run that was started through ssh: like one that was not submitted, once its nodes have started."""
     known = replace(known, nodes=",".join(host.rpartition("@")[2] for host in hosts_of(layout)))
-    if submission.host != os.uname().nodename or is_supervised(layout) is not False or is_running(layout) is not False:
-        return known
-    why = f"process {submission.job} on {submission.host}, which supervised it, has ended"
-    return replace(known, word="lost", why=why)
+    return known if is_being_started(layout) else _here(layout, known, status)
+
+
+def may_be_requeued(submission: Submission | None) -> bool:
+    """Whether a run that has ended may go on: its job says so last, as the outcome. A damaged record may be of any."""
+    scheduler = SCHEDULERS.get(submission.scheduler) if submission else None
+    return submission is not None and not (scheduler and scheduler.starts_nodes)
 
 
 def _by_files(layout: RunLayout, status: Status, submission: Submission | None) -> RunState:
     word: str = status.state
-    # A damaged record names no scheduler.
-    supervised = submission and submission.scheduler in SCHEDULERS and SCHEDULERS[submission.scheduler].supervised
     if status.state == "ended":
-        # A job may yet be queued again: it says so last.
-        word = status.outcome or ""
-        if not word and (submission is None or (supervised and is_supervised(layout) is False)):
+        word = status.outcome or "running"
+        if status.outcome is None and not may_be_requeued(submission):
             word = "done" if status.exit_code == 0 else BY_FAILURE.get(status.failure or "", "failed")
-        word = word or "running"
     try:
         at = layout.status.stat().st_mtime
     except OSError:
@@ -329,7 +328,7 @@ def _by_files(layout: RunLayout, status: Status, submission: Submission | None) 
         status.why or "",
         status.exit_code,
         at=at,
-        job=submission.job if submission and not supervised else "",
+        job=submission.job if submission and may_be_requeued(submission) else "",
         attempt=status.attempt or 1,
     )
 
@@ -373,6 +372,6 @@ def root_of_job(number: str) -> Path | None:
 def schedulers_with_job(number: str) -> Iterator[Scheduler]:
     """Those whose jobs may have a number, and have their run directory where it is submitted."""
     for scheduler in SCHEDULERS.values():
-        queues = scheduler.shares_folder and not scheduler.supervised
+        queues = scheduler.shares_folder and not scheduler.starts_nodes
         if queues and re.fullmatch(scheduler.job_id, number, re.ASCII):
             yield scheduler
