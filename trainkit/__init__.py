@@ -22,10 +22,12 @@ if TYPE_CHECKING:
         run,
         run_function,
         runs,
+        sweep,
     )
     from trainkit.api.running import Run, RunError
     from trainkit.errors import MachineError, RecipeError, TrainkitError, UsageError
     from trainkit.metrics_file import log
+    from trainkit.sweeps.results import SweepResult
 
 __all__ = [
     "Answer",
@@ -35,6 +37,7 @@ __all__ = [
     "Report",
     "Run",
     "RunError",
+    "SweepResult",
     "TrainkitError",
     "UsageError",
     "estimate",
@@ -46,11 +49,13 @@ __all__ = [
     "run",
     "run_function",
     "runs",
+    "sweep",
 ]
 
 if not TYPE_CHECKING:
     _OF_OTHERS = {
         "log": "trainkit.metrics_file",
+        "SweepResult": "trainkit.sweeps.results",
         **dict.fromkeys(("Run", "RunError"), "trainkit.api.running"),
         **dict.fromkeys(("TrainkitError", "RecipeError", "UsageError", "MachineError"), "trainkit.errors"),
     }

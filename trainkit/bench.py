@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +67,8 @@ class Candidate:
 class Setup:
     """What is compared. base: the name of the candidate that the others are measured by.
 
-    jobs: how many runs at once; above 1 each of them is a process of its own, with some of these GPUs (UUIDs).
+    jobs: how many runs at once; above 1 each of them is a process of its own, with some of these GPUs (UUIDs),
+    or those that it waits for itself.
     """
 
     recipe: str
@@ -76,7 +78,7 @@ class Setup:
     candidates: Sequence[Candidate]
     repeat: int
     jobs: int = 1
-    gpus: Sequence[str] = ()
+    gpus: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,9 @@ class _Bench:
     together: RunsTogether = field(init=False)
 
     def __post_init__(self) -> None:
-        self.together = RunsTogether(self.setup.jobs, [*self.setup.gpus], os.environ)
+        self.together = RunsTogether(
+            self.setup.jobs, None if self.setup.gpus is None else [*self.setup.gpus], os.environ
+        )
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal, and pass it on to the runs that are processes of their own."""
@@ -367,9 +371,12 @@ def _run_together(bench: _Bench, runs: Sequence[Candidate], folder: Path, consol
             while waiting and together.has_room(gpus_of(waiting[0])):
                 candidate = waiting.popleft()
                 gpus = gpus_of(candidate)
-                console.say(bench.begin(candidate, f" on {', '.join(together.gpus[:gpus])}"))
+                where = "" if together.gpus is None else f" on {', '.join(together.gpus[:gpus])}"
+                console.say(bench.begin(candidate, where))
                 log = folder / f"{bench.begun}-{re.sub('[^A-Za-z0-9._-]', '_', candidate.name)}.log"
                 together.start(candidate.name, candidate.line, log, gpus)
+            for name, why in together.newly_waiting():
+                console.say(f"{name} {why}")
             console.live(lambda _: "")
             time.sleep(LOOK_SECONDS)
     finally:
@@ -404,6 +411,9 @@ def _run_one(bench: _Bench, candidate: Candidate, request: RunRequest, console: 
     except MachineError as error:
         measurement = Measurement("refused", int(error.exit_code), str(error))
         console.say(f"refused: {error}")
+    except (KeyboardInterrupt, SystemExit) as stop:  # a signal, while it waited for GPUs
+        bench.stopped_by = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else int(stop.code or 0) - 128
+        return
     else:
         measurement = measure(ended.summary, bench.setup.memory, errors_of(ended.layout), str(ended.layout.root))
         if ended.verdict.failure == "signal":

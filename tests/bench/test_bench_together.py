@@ -137,6 +137,7 @@ def until(condition: Any) -> None:
         (FOUR, "[0]", "2", 2, "devices.select names the GPUs of a run"),
         (FOUR, "2", "3", 4, "a run takes 2 GPUs, and 4 of the kind are idle"),
         ((*FOUR[:1], card(1, "V100")), "1", "2", 4, "a run takes 1 GPU, and 1 of the kind are idle"),
+        ((*FOUR[:1], card(1, "V100")), "1, when_busy: wait", "2", 2, "the runs would be on GPUs of several kinds"),
         (FOUR, "1", "many", 2, "neither a number nor auto"),
     ],
 )

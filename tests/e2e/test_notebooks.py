@@ -106,15 +106,65 @@ run.wait()
 
 def test_an_interrupted_cell_ends_its_run_in_order(executed: Any, tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text("import time, trainkit\ntrainkit.log(1, loss=1.0)\ntime.sleep(600)\n")
-    sources = (INTERRUPTED, "(run.state, run.exit_code)", "run")
+    first, second, third = executed(notebook(tmp_path, INTERRUPTED, "(run.state, run.exit_code)", "run"))
+    assert [each["ename"] for each in first if each["output_type"] == "error"] == ["KeyboardInterrupt"]
+    assert text_of(second) == "('cancelled', 130)"
+    assert "<b>cancelled</b>" in text_of(third, "text/html")
+
+
+SWEEP = """
+import trainkit
+trainkit.sweep("own.yaml", {"optimizer.lr": [2, 3]}, folder="found")
+"""
+HELD_SWEEP = """
+import glob, os, signal, threading, time
+
+def interrupt():
+    while not glob.glob("runs/held/*/metrics.jsonl"):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+trainkit.sweep("own.yaml", {"optimizer.lr": [9, 2]}, "name=held")
+"""
+ENDED = """
+[each.state.word for each in trainkit.runs("held")]
+"""
+RATED = """
+import os, pathlib, re, time, trainkit
+rate = float(re.search(r"lr: (\\S+)", pathlib.Path(os.environ["TRAINKIT_RECIPE"]).read_text())[1])
+trainkit.log(1, eval_loss=rate)
+while rate == 9:
+    time.sleep(0.02)
+"""
+OWN = """
+version: 1
+name: own
+program: {kind: torch, script: program.py, reads_recipe: true}
+devices: {type: cpu}
+launcher: {kind: python, grace_seconds: 5}
+"""
+
+
+def test_a_sweep_shows_how_far_it_is_and_its_table_and_an_interrupt_ends_it(executed: Any, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "program.py").write_text(RATED)
+    (tmp_path / "own.yaml").write_text(OWN)
+    swept, interrupted, states = executed(notebook(tmp_path, SWEEP, HELD_SWEEP, ENDED))
+    assert [each["output_type"] for each in swept] == ["display_data", "execute_result"]
+    assert "trial 1: done, loss 3.0000" in text_of(swept, "text/html")
+    assert text_of(swept[1:]).splitlines()[-1] == "best: trial 0, loss 2.0000: lr=2"
+    assert [each["ename"] for each in interrupted if each["output_type"] == "error"] == ["KeyboardInterrupt"]
+    assert text_of(states) == "['cancelled']"
+
+
+def notebook(folder: Path, *sources: str) -> Path:
+    """A notebook of these cells, which may fail."""
     cells: list[dict[str, Any]] = [
         {"cell_type": "code", "id": str(number), "execution_count": None, "outputs": [], "source": source,
          "metadata": {"tags": ["raises-exception"]}}
         for number, source in enumerate(sources)
     ]  # fmt: skip
-    notebook = tmp_path / "interrupted.ipynb"
-    notebook.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-    first, second, third = executed(notebook)
-    assert [each["ename"] for each in first if each["output_type"] == "error"] == ["KeyboardInterrupt"]
-    assert text_of(second) == "('cancelled', 130)"
-    assert "<b>cancelled</b>" in text_of(third, "text/html")
+    file = folder / "made.ipynb"
+    file.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    return file

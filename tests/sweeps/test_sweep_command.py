@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from tests.conftest import Trainkit
@@ -164,3 +166,54 @@ def test_a_dry_run_shows_the_trials_and_starts_and_writes_nothing(own: Path, tra
         f"trial {number}: lr={lr} seed={seed}" for number, (lr, seed) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)])
     ]
     assert not (own / "runs").exists()
+
+
+def screen(output: str) -> list[str]:
+    """What a terminal shows in the end: rows, without colours."""
+    rows, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[\d*[A-Za-z]|.", output, re.DOTALL):
+        if token == "\n":
+            row += 1
+            rows += [""] if row == len(rows) else []
+        elif token == "\r":
+            column = 0
+        elif token == "\x1b[2K":
+            rows[row] = ""
+        elif token == "\x1b[A":
+            row -= 1
+        elif not token.startswith("\x1b"):
+            rows[row] = f"{rows[row][:column]:{column}}{token}{rows[row][column + 1 :]}"
+            column += 1
+    return [each.rstrip() for each in rows]
+
+
+@pytest.mark.e2e
+def test_a_terminal_shows_the_table_while_it_runs_within_its_width_and_once_in_the_end(
+    own: Path, clean_environment: dict[str, str]
+) -> None:
+    (own / "hold-4").touch()
+    words = ["sweep", "own.yaml", "optimizer.lr=3,4", "optimizer.weight_decay=0.1,0.123456789", "train.seed=range(3)"]
+    environ = {**clean_environment, "TERM": "xterm", "NO_COLOR": "1"}
+    argv = ["-P", "-m", "trainkit", *words, "--jobs", "4"]
+    child = pexpect.spawn(
+        sys.executable, argv, env=environ, cwd=str(own), dimensions=(12, 80), timeout=240, encoding="utf-8"
+    )
+    output = child.logfile_read = io.StringIO()
+    try:
+        for _ in range(2):  # of four that run; there is no room for the others
+            child.expect(r"\n[6-9] [^\r\n]*running +1\r")  # the step that it has reached
+        child.expect("and 4 trials more: trainkit sweep runs/own/sweep-")
+        shown = screen(output.getvalue())
+        assert sum(line.startswith("TRIAL") for line in shown) == 1
+        assert max(map(len, shown)) < 80
+        (own / "hold-4").unlink()
+        child.expect(pexpect.EOF)
+    finally:
+        child.close(force=True)
+    assert child.exitstatus == 0
+    shown = screen(output.getvalue())
+    table = shown[next(at for at, line in enumerate(shown) if line.startswith("TRIAL")) :]
+    assert len([line for line in table if "done" in line]) == 12
+    assert sum(line.startswith("TRIAL") for line in shown) == 1
+    assert max(map(len, table[:13])) <= 80
+    assert table[13].startswith("best: trial 0, loss 0.0000: lr=3 weight_decay=0.1 seed=0")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainkit.cli.commands import sweep
-from trainkit.cli.commands.sweep import SamplerName, SweepOptions, objective, prepare
-from trainkit.cli.pipeline import resolve_request
+from trainkit.cli.commands.sweep import line_of
+from trainkit.cli.file_system import ReadOnce
+from trainkit.cli.pipeline import plan_recipe, resolve_request
 from trainkit.errors import RecipeError, TrainkitError, UsageError
+from trainkit.sweeps.preparing import SweepOptions, objective, prepare
+from trainkit.sweeps.study import Sampler
 
 RECIPE = """
 version: 1
@@ -34,7 +37,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def refused(recipe: str, *words: str, submit: bool = False, **options: Any) -> TrainkitError:
     with pytest.raises(TrainkitError) as caught:
-        prepare(recipe, words, SweepOptions(**options), (), None, (), None, submit=submit)
+        prepare(words, SweepOptions(**options), partial(resolve_request, recipe), plan_recipe, [], submit=submit)
     assert not Path("runs").exists()
     return caught.value
 
@@ -74,9 +77,19 @@ def test_what_is_wrong_with_a_key_is_said_once_and_all_of_it_at_once(recipe: str
 
 
 @pytest.mark.parametrize(("sampler", "early_stop"), [("tpe", False), ("random", True)])
-def test_what_decides_by_earlier_results_is_no_array(recipe: str, sampler: SamplerName, early_stop: bool) -> None:
+def test_what_decides_by_earlier_results_is_no_array(recipe: str, sampler: Sampler, early_stop: bool) -> None:
     error = refused(recipe, "optimizer.lr=1,2", submit=True, sampler=sampler, trials=2, early_stop=early_stop)
     assert "does not go with --submit" in str(error) and "submitted at once" in str(error)
+
+
+@pytest.mark.cli
+def test_a_recipe_that_is_edited_during_a_sweep_stays_what_it_was(recipe: str) -> None:
+    resolve = partial(resolve_request, recipe, disk=ReadOnce())
+    made = prepare(["optimizer.lr=1,2", "devices.type=cpu"], SweepOptions(), resolve, plan_recipe, [])
+    before = made.recipes.trial(made.points[1], None, alone=True)
+    Path(recipe).write_text(RECIPE.replace("steps: 4", "steps: 5"))
+    assert made.recipes.trial(made.points[1], None, alone=True) == before
+    assert "lr: 2" in before.text and "steps: 4" in before.text
 
 
 @pytest.mark.parametrize(
@@ -137,7 +150,7 @@ def test_one_wrong_value_is_answered_as_ever(recipe: str, word: str) -> None:
 
 def test_the_line_that_goes_on_is_the_same_line() -> None:
     options = SweepOptions("tpe", 5, 3, early_stop=True, metric="loss")
-    words = sweep.line_of("a.yaml", ["train.seed=0,1"], options, ["strategy/ddp"], "fast", ("--x",), Path("found"))
+    words = line_of("a.yaml", ["train.seed=0,1"], options, ["strategy/ddp"], "fast", ("--x",), Path("found"))
     assert " ".join(words) == (
         "a.yaml train.seed=0,1 --sampler tpe --trials 5 --seed 3 --early-stop --metric loss --with strategy/ddp "
         "--variant fast --output found -- --x"

@@ -11,14 +11,14 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.api.running import Command, Run, in_notebook, readable
+from trainkit.api.running import Command, Run, in_notebook, readable, shown_answer
 from trainkit.errors import TrainkitError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trainkit.recipe.resolved import Resolved
     from trainkit.recipe.schema import Recipe
     from trainkit.schedulers.jobs.standing import Standing
+    from trainkit.sweeps.results import SweepResult
 
 Override = str | Mapping[str, Any]
 Message = Mapping[str, str]
@@ -349,6 +350,70 @@ def generate(
         lines = Command(command, os.getcwd(), answers=True).answer().splitlines()  # noqa: PTH109 - as text
     fields = Answer.__dataclass_fields__
     return [Answer(**{name: value for name, value in json.loads(line).items() if name in fields}) for line in lines]
+
+
+def sweep(
+    recipe: Target,
+    space: Mapping[str, Any],
+    /,
+    *overrides: Override,
+    sampler: Literal["grid", "random", "tpe"] = "grid",
+    trials: int | None = None,
+    seed: int = 0,
+    early_stop: bool = False,
+    metric: str | None = None,
+    jobs: int | Literal["auto"] = 1,
+    presets: Sequence[str] = (),
+    variant: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    quiet: bool | None = None,
+) -> SweepResult:
+    """Run a recipe once for each point of a space of settings, as `trainkit sweep` does, in processes of its own.
+
+    space: for each key, dotted or nested, its values, or the text of an override: `{"optimizer.lr": [1e-4, 3e-4],
+    "train.seed": "range(3)", "optimizer.weight_decay": "uniform(0, 0.3)"}`. The other arguments are the options of the
+    command; folder is its `--output`. quiet: show nothing; a notebook shows in the cell how far the sweep is.
+
+    It returns at the end, and the same call again goes on with a sweep that was interrupted. A trial that fails raises
+    nothing: it is in the result, whose `complete` is False then. What refuses the sweep raises RecipeError, UsageError
+    or MachineError. An interrupt (Ctrl-C) ends the runs in order, and is raised as KeyboardInterrupt.
+    """
+    options: dict[str, Any] = {
+        "--sampler": sampler,
+        "--trials": trials,
+        "--seed": seed,
+        "--metric": metric,
+        "--jobs": jobs,
+        "--output": None if folder is None else Path(folder).absolute(),
+    }
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    with _readable():
+        request = _request(recipe, [*_axes(space), *overrides], presets, variant, ())
+        command = ["sweep", "--json", *words, *(["--early-stop"] if early_stop else []), *request.words]
+        answer = shown_answer(command, _folder(recipe), quiet=in_notebook() if quiet is None else quiet)
+        from trainkit.sweeps.results import result_of
+
+        found = result_of(json.loads(answer))
+        if found.refusal:
+            raise UsageError(found.refusal, hint="set eval.best_metric, or metric=, to one that it logs")
+    return found
+
+
+def _axes(space: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """The words of a space. UsageError for values that YAML has no form for, and where there are none."""
+    from trainkit.recipe.yaml_writer import flow
+
+    for name, values in space.items():
+        key = f"{section}{name}"
+        if isinstance(values, Mapping):
+            yield from _axes(values, f"{key}.")
+        elif isinstance(values, str):
+            yield f"{key}={values}"
+        else:
+            texts = [flow(_plain(each, key), key) for each in (values if isinstance(values, Iterable) else [values])]
+            if not texts:
+                raise UsageError(f"{key} has no values", hint="give it a list of values, or a text such as range(3)")
+            yield f"{key}={','.join(texts)}"
 
 
 def _run_word(run: Run | Standing | str | os.PathLike[str]) -> str:

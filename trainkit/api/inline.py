@@ -37,10 +37,10 @@ def html_of(standing: Standing, output: str) -> str:
     bar = ""
     if standing.total and standing.step is not None and not state.is_over:
         bar = f'<progress style="width:{WIDTH}px" max="{standing.total}" value="{standing.step}"></progress>'
-    return f"<div>{head}</div>{why}{bar}<div><small>{facts}</small></div>{_chart(curves)}{_said(output)}"
+    return f"<div>{head}</div>{why}{bar}<div><small>{facts}</small></div>{_chart(curves)}{said(output)}"
 
 
-def _said(output: str) -> str:
+def said(output: str) -> str:
     """Warnings, and the last lines; of one that was overwritten, as by a progress bar, the last text."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in output.split("\n") if line.strip()]
     shown = [line for line in lines[:-LINES] if line.startswith("warning: ")] + lines[-LINES:]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -58,6 +59,7 @@ class Command:
         tells: bool = False,
         answers: bool = False,
     ) -> None:
+        self._output = output
         near, far = socket.socketpair()
         with far:
             fd = str(far.fileno())
@@ -90,17 +92,27 @@ class Command:
             *lines, self._unread = (self._unread + data).split(b"\n")
             yield from map(parse_json, lines)
 
-    def answer(self) -> str:
-        """Standard output to its end, and then the end of the process."""
+    def answer(self, look: Callable[[], object] = lambda: None, *, may_fail: bool = False) -> str:
+        """Standard output to its end, and then the end of the process.
+
+        look: called every so often meanwhile. may_fail: whether an answer may come with an exit code other than 0.
+        """
+        parts: list[bytes] = []
         with self.interruptible():
             assert self._process.stdout is not None
             with self._process.stdout as out:
-                text = out.read().decode()
+                while True:
+                    if select.select([out], [], [], SHOW_SECONDS)[0]:
+                        if not (data := os.read(out.fileno(), CHUNK)):
+                            break
+                        parts.append(data)
+                    look()
             errors = [error_of(message) for message in self.messages()]
             code = self.wait()
-        if code:
-            raise errors[0] if errors else TrainkitError(f"the command ended with {code}; its errors are shown above")
-        return text
+        if code and not (may_fail and parts and not errors):
+            said = f": {shown}" if (shown := _end_of(self._output)) else "; its errors are shown above"
+            raise errors[0] if errors else TrainkitError(f"the command ended with {code}{said}")
+        return b"".join(parts).decode()
 
     @property
     def code(self) -> int | None:
@@ -179,8 +191,7 @@ class Run:
 
     def __init__(self, command: Command, directory: Path, output: IO[bytes] | None) -> None:
         self._command, self._layout, self._output = command, RunLayout(directory), output
-        self._display: Any = None
-        self._shown = 0.0
+        self._picture = Picture()
 
     @classmethod
     def start(cls, words: Sequence[str], folder: str, *, quiet: bool) -> Self:
@@ -309,17 +320,7 @@ class Run:
         return SHOW_SECONDS if left is None else min(left, SHOW_SECONDS)
 
     def _show(self, *, at_end: bool = False) -> None:
-        """Renew the picture in a notebook, at most every so many seconds."""
-        if not in_notebook() or (not at_end and time.monotonic() - self._shown < SHOW_SECONDS):
-            return
-        from IPython.display import HTML, display
-
-        picture = HTML(self._repr_html_())
-        if self._display is None:
-            self._display = display(picture, display_id=True)
-        else:
-            self._display.update(picture)
-        self._shown = time.monotonic()
+        self._picture.show(self._repr_html_, at_end=at_end)
 
     def _failure(self) -> RunError:
         """Why it did not succeed, as the command line says it."""
@@ -337,6 +338,42 @@ class Run:
         error = RunError(Diagnostic("error", what, hint=f"its directory is {self.directory}"), self, code)
         readable(error, why)
         return error
+
+
+class Picture:
+    """What a cell of a notebook shows of something that goes on, drawn again in its place; elsewhere nothing."""
+
+    def __init__(self) -> None:
+        self._display: Any = None
+        self._shown = 0.0
+
+    def show(self, html: Callable[[], str], *, at_end: bool = False) -> None:
+        """Draw it, at most every so many seconds."""
+        if not in_notebook() or (not at_end and time.monotonic() - self._shown < SHOW_SECONDS):
+            return
+        from IPython.display import HTML, display
+
+        picture = HTML(html())
+        if self._display is None:
+            self._display = display(picture, display_id=True)
+        else:
+            self._display.update(picture)
+        self._shown = time.monotonic()
+
+
+def shown_answer(words: Sequence[str], folder: str, *, quiet: bool) -> str:
+    """What a command answers that runs for long and may fail; meanwhile a notebook shows its last lines.
+
+    quiet: keep what the command line would show.
+    """
+    from trainkit.api.inline import said
+
+    picture = Picture()
+    with tempfile.TemporaryFile(mode="ab+") if quiet else contextlib.nullcontext() as output:
+        command = Command(words, folder, output, answers=True)
+        answer = command.answer(lambda: picture.show(lambda: said(_end_of(output))), may_fail=True)
+        picture.show(lambda: said(_end_of(output)), at_end=True)
+    return answer
 
 
 def _end_of(output: IO[bytes] | None, *, everything: bool = False) -> str:

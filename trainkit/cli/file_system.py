@@ -56,6 +56,19 @@ class FileSystem:
         return dict(sorted(found.items()))
 
 
+class ReadOnce(FileSystem):
+    """For a command that resolves a recipe again while it goes on: each file is what it was when it was first read."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, bytes] = {}
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes, as `FileSystem` reads them."""
+        if path not in self._read:
+            self._read[path] = super().read(path)
+        return self._read[path]
+
+
 def shipped_root() -> Path:
     """The folder that holds configs/ and recipes/: inside the installed package, or the top of a checkout."""
     package = Path(__file__).resolve().parent.parent

@@ -80,15 +80,16 @@ def resolve_request(
     variant: str | None = None,
     *,
     environ: Mapping[str, str] = os.environ,
+    disk: FileSystem | None = None,
 ) -> Resolved:
     """Resolve what a command line asks for; program: the words after `--`, appended to program.args.
 
-    environ: the caller's variables, of which some are a layer of the recipe.
+    environ: the caller's variables, of which some are a layer of the recipe. disk: that the files are read from.
     Raises RecipeError with everything that is wrong.
     """
     from trainkit.recipe.resolved import Request
 
-    disk, cwd = FileSystem(), working_folder()
+    disk, cwd = disk or FileSystem(), working_folder()
     remarks: list[Diagnostic] = []
     meant: str | MadeRecipe | None = None
     if isinstance(recipe, OwnProgram):

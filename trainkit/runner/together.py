@@ -15,12 +15,13 @@ from trainkit.files import read_json
 from trainkit.launch_plan.model import Plan
 from trainkit.machine.facts import Facts
 from trainkit.machine.selection import allocation, is_idle
+from trainkit.recipe.schema import Recipe
 from trainkit.runner.report.progress import last_lines
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.supervisor.processes import die_with_parent
 from trainkit.text import MIB, pluralize
 
-RUN_DIRECTORY = "run directory: "  # as a run says it before it starts its program
+RUN_DIRECTORY, WAITS = "run directory: ", "waits for "  # as a run says them before it starts its program
 START_BYTES = 1 << 16  # of a log, in which that line is
 LOOK_SECONDS = 0.1  # between two looks at the processes
 IDLE_BELOW = 1024 * MIB  # of a GPU that a run may have to itself, as `devices.idle_below`
@@ -39,6 +40,11 @@ class ChildRun(NamedTuple):
     begun: float
 
     @property
+    def waits(self) -> str:
+        """What it waits for before it begins, as it has said last; empty where it has not had to."""
+        return next((line for line in reversed(_start_of(self.log)) if line.startswith(WAITS)), "")
+
+    @property
     def layout(self) -> RunLayout | None:
         """Its run directory, as soon as it has one."""
         return logged_run(self.log)
@@ -51,26 +57,27 @@ class ChildRun(NamedTuple):
 
 @dataclass
 class RunsTogether:
-    """Runs that share this machine. jobs: how many at once. gpus: UUIDs of the free ones, which the runs take.
+    """Runs that share this machine. jobs: how many at once. gpus: UUIDs of the free ones; None: each run chooses.
 
     environ: of the runs.
     """
 
     jobs: int
-    gpus: list[str]
+    gpus: list[str] | None
     environ: Mapping[str, str]
     children: list[ChildRun] = field(default_factory=list)
+    _settled: set[Path] = field(default_factory=set)  # logs of those that have begun, or are known to wait
 
     def has_room(self, gpus: int) -> bool:
         """Whether another run with so many GPUs can start."""
-        return len(self.children) < self.jobs and len(self.gpus) >= gpus
+        return len(self.children) < self.jobs and (self.gpus is None or len(self.gpus) >= gpus)
 
     def start(self, name: str, line: Sequence[str], log: Path, gpus: int) -> ChildRun:
-        """Start `trainkit run LINE`. gpus: how many are chosen for it; with 0 it chooses by itself.
+        """Start `trainkit run LINE`, which takes so many GPUs.
 
         A process of its own, for a run handles signals and adopts orphans for its whole process. It dies with this one.
         """
-        taken = [self.gpus.pop(0) for _ in range(gpus)]
+        taken = [] if self.gpus is None else [self.gpus.pop(0) for _ in range(gpus)]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trainkit", "run", *line],
@@ -89,8 +96,20 @@ class RunsTogether:
         ended = [each for each in self.children if each.process.poll() is not None]
         for child in ended:
             self.children.remove(child)
-            self.gpus += child.gpus
+            if self.gpus is not None:
+                self.gpus += child.gpus
         return ended
+
+    def newly_waiting(self) -> list[tuple[str, str]]:
+        """The runs that have begun to wait for GPUs since the last call: their names, and for what."""
+        found: list[tuple[str, str]] = []
+        for each in self.children:
+            if each.log not in self._settled:
+                if why := each.waits:
+                    found.append((each.name, why))
+                if why or each.layout:
+                    self._settled.add(each.log)
+        return found
 
     def signal(self, number: int) -> None:
         """Pass a signal on to all of them."""
@@ -130,11 +149,31 @@ def errors_of(layout: RunLayout) -> str:
     return "\n".join(line for log in logs for line in last_lines(log))
 
 
+def in_turn(recipe: Recipe, plan: Plan, *, alone: bool) -> list[str]:
+    """Overrides by which a run among several waits for the GPUs of its plan.
+
+    Between two of them another run may have got these, or be next for them: what has started is not refused for that.
+    alone: whether the run chooses its GPUs: then it waits for those that it would have had, and takes no others.
+    """
+    devices, topology = recipe.devices, plan.topology
+    if (
+        devices.when_busy != "refuse"
+        or topology.device != "cuda"
+        or topology.nodes > 1
+        or recipe.cluster.kind != "none"
+    ):
+        return []
+    # Those of `free` are any that are idle, and there may be none just now.
+    same = f"devices.select=[{','.join(card.uuid for card in plan.cards)}]"
+    return [*([same] if alone and plan.cards and devices.select != "free" else []), "devices.when_busy=wait"]
+
+
 def share_gpus(
     jobs: str, plans: Sequence[Plan], runs: int, facts: Callable[[], Facts], *, chosen: bool, needs_gpus: bool
-) -> tuple[int, list[str]]:
-    """How many runs go at once, and the UUIDs of the GPUs for them; none for one at a time, which chooses by itself.
+) -> tuple[int, list[str] | None]:
+    """How many runs go at once, and the UUIDs of the GPUs for them; None where each chooses by itself.
 
+    That is so for one at a time, on CPUs, and for runs that wait for GPUs anyway: no two of these get the same one.
     jobs: a number, or auto. plans: of the runs, of which there are so many. chosen: whether a recipe names its GPUs.
     needs_gpus: whether runs that share a device are refused, as their times do not compare. Only GPUs like those of the
     plans count. Raises UsageError or MachineError where so many cannot run.
@@ -142,16 +181,18 @@ def share_gpus(
     if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
         raise UsageError(f"--jobs {jobs} is neither a number nor auto", hint="write --jobs 2, or --jobs auto")
     if jobs == "1" or not plans:
-        return 1, []
+        return 1, None
     if not needs_gpus and not any(plan.cards for plan in plans) and all(plan.topology.nodes == 1 for plan in plans):
-        return (1 if jobs == "auto" else int(jobs)), []
+        return (1 if jobs == "auto" else int(jobs)), None
+    waits = any(plan.waits for plan in plans)
     alike = {card.name for plan in plans for card in plan.cards}
-    gpus = [each for each in allocation(facts()) if each.name in alike and is_idle(each, IDLE_BELOW)]
+    here = allocation(facts())
+    gpus = [each for each in here if each.name in alike and (waits or is_idle(each, IDLE_BELOW))]
     reasons = {
         "runs without GPUs of their own would slow one another down": not all(plan.cards for plan in plans),
         "a run takes several nodes": any(plan.topology.nodes > 1 for plan in plans),
         "devices.select names the GPUs of a run": chosen,
-        "the runs would be on GPUs of several kinds": len(alike) > 1,
+        "the runs would be on GPUs of several kinds": len({gpu.name for gpu in here} if waits else alike) > 1,
         "GPUs of AMD cannot be given to runs one by one": any(gpu.vendor == "amd" for gpu in gpus),
     }
     why, most = next((why for why, holds in reasons.items() if holds), ""), max(len(plan.cards) for plan in plans)
@@ -161,6 +202,7 @@ def share_gpus(
     elif why:
         raise UsageError(f"--jobs {jobs}: {why}", hint="leave --jobs out, and the runs follow one another")
     elif int(jobs) > possible:
-        what = f"--jobs {jobs}: a run takes {pluralize(most, 'GPU')}, and {len(gpus)} of the kind are idle"
+        are = "here" if waits else "idle"
+        what = f"--jobs {jobs}: a run takes {pluralize(most, 'GPU')}, and {len(gpus)} of the kind are {are}"
         raise MachineError(what, hint="give each run fewer with devices.select=1, or write --jobs auto")
-    return int(jobs), [gpu.uuid for gpu in gpus]
+    return int(jobs), None if waits or jobs == "1" else [gpu.uuid for gpu in gpus]

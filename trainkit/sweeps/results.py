@@ -15,9 +15,9 @@ from trainkit.metrics import PREFIX
 from trainkit.runner.report.history import Curve, History, trainer_curves
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_plan, read_status
-from trainkit.sweeps.space import overrides_of, shown
-from trainkit.sweeps.study import State, Trial
-from trainkit.text import Column, fitted_table, format_measure
+from trainkit.sweeps.space import named, overrides_of, shown
+from trainkit.sweeps.study import Sampler, State, Trial
+from trainkit.text import Column, fitted_table, format_measure, strip_control
 
 FILE, BEST = "sweep.json", "best.yaml"
 _ORDER: tuple[State, ...] = ("done", "stopped early", "running", "failed", "waiting")
@@ -36,7 +36,7 @@ class Definition:
     line: tuple[str, ...]
     cwd: str
     axes: tuple[str, ...]
-    sampler: str
+    sampler: Sampler
     seed: int
     early_stop: bool
     metric: str
@@ -47,7 +47,10 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """A sweep as far as it has come. stopped_by: the signal that ended it early; refusal: why it ended itself."""
+    """A sweep as far as it has come; as text its table. trials: all, by number.
+
+    stopped_by: the signal that ended it early. refusal: why it ended itself.
+    """
 
     folder: Path
     definition: Definition
@@ -70,6 +73,12 @@ class SweepResult:
         """Whether every trial has ended, and none has failed."""
         ended = [each for each in self.trials if each.state in ("done", "stopped early")]
         return len(ended) == len(self.trials) >= self.definition.trials
+
+    def __str__(self) -> str:
+        return in_words(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 def read_definition(folder: Path) -> Definition:
@@ -128,7 +137,16 @@ def table(definition: Definition, trials: Sequence[Trial], totals: Mapping[int, 
         Column("STEP", [steps(each) for each in rows]),
         Column("RUN", [RunLayout(Path(each.run)).short_id if each.run else "" for each in rows]),
     ]
-    return fitted_table(columns, ("TRIAL", definition.metric, "STATE", *names), ("RUN", "STEP"), width)
+    return fitted_table(columns, ("TRIAL", definition.metric, "STATE", *names), ("STEP", "RUN"), width)
+
+
+def in_words(found: SweepResult, width: int | None = None) -> str:
+    """The table, and a line about the best trial."""
+    text, best = table(found.definition, found.trials, {}, width), found.best
+    if best is None or best.value is None:
+        return text
+    measured = f"{found.definition.metric} {format_measure(best.value)}"
+    return f"{text}best: trial {best.number}, {measured}: {strip_control(named(best.point))}\n"
 
 
 def as_data(found: SweepResult) -> dict[str, Any]:
@@ -151,3 +169,11 @@ def as_data(found: SweepResult) -> dict[str, Any]:
         "stopped_by": found.stopped_by,
         "refusal": found.refusal,
     }
+
+
+def result_of(data: Mapping[str, Any]) -> SweepResult:
+    """The same from `as_data`, with the definition that its folder has."""
+    folder = Path(data["folder"])
+    trials = [Trial(**{name: each[name] for name in Trial.__dataclass_fields__}) for each in data["trials_made"]]
+    trials.sort(key=lambda each: each.number)
+    return SweepResult(folder, read_definition(folder), trials, data["stopped_by"], data["refusal"])

@@ -3,64 +3,45 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 from trainkit.bench import measure
-from trainkit.errors import MachineError, TrainkitError
+from trainkit.errors import TrainkitError, UsageError
 from trainkit.files import publish, read_json
+from trainkit.machine.probe import probe
+from trainkit.recipe.assignment import without_layer
 from trainkit.runner.report.console import Terminal
 from trainkit.runner.report.history import Curve, History
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import is_running, own_checkpoints
 from trainkit.runner.supervisor.processes import STOP, handled
-from trainkit.runner.together import LOOK_SECONDS, ChildRun, RunsTogether, errors_of, logged_run, summary_of
-from trainkit.sweeps.results import BEST, Definition, SweepResult, evaluations, table
-from trainkit.sweeps.space import Point, named
-from trainkit.sweeps.study import Study, Trial
+from trainkit.runner.together import (
+    LOOK_SECONDS,
+    ChildRun,
+    RunsTogether,
+    errors_of,
+    logged_run,
+    share_gpus,
+    summary_of,
+)
+from trainkit.sweeps.preparing import Sweep, TrialRecipe
+from trainkit.sweeps.results import BEST, SweepResult, evaluations, table
+from trainkit.sweeps.space import named
+from trainkit.sweeps.study import Study, Trial, locked
 from trainkit.text import format_measure, pluralize
 
 READ_SECONDS = 0.5  # between two looks at the metrics of the runs
 ROWS = 15  # of the table while it runs, in a terminal that has them
 HEADER = "# trainkit sweep"
 ENDED_BY_SIGNAL = frozenset(code for number in STOP for code in (128 + number, -number))
-
-
-class TrialRecipe(NamedTuple):
-    """A trial as a recipe. gpus: how many its plan has."""
-
-    text: str
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What a sweep runs. folder: its own, which is there. program: the kind of the recipe's.
-
-    recipe_of: the recipe of a point, which goes on from a checkpoint where one is given; raises RecipeError and
-    MachineError where there is no such run. winner: the same, as the user keeps it.
-    """
-
-    folder: Path
-    definition: Definition
-    program: str
-    recipe_of: Callable[[Point, str | None], TrialRecipe]
-    winner: Callable[[Point], str]
-
-    def recipe(self, number: int) -> Path:
-        """The file of a trial's recipe."""
-        return self.folder / f"trial-{number}.yaml"
-
-    def log(self, number: int) -> Path:
-        """The file of a trial's output."""
-        return self.folder / f"trial-{number}.log"
 
 
 @dataclass
@@ -75,17 +56,28 @@ class _Watched:
     is_stopped: bool = False
 
 
-def run_sweep(sweep: Sweep, study: Study, together: RunsTogether, console: Terminal) -> SweepResult:
+def run_sweep(sweep: Sweep, jobs: str, console: Terminal) -> SweepResult:
     """Run what is left of a sweep to its end, or until a signal ends its runs in order.
 
     A trial that an earlier start left is taken up first: its result is kept where its run has ended well, else it goes
-    on from its newest checkpoint.
+    on from its newest checkpoint. jobs: runs at once, or auto. Raises UsageError or MachineError where it cannot start.
     """
-    return _Sweeping(sweep, study, together, console).run()
+    plans, trials = [each.plan for each in sweep.planned], sweep.definition.trials
+    at_once, gpus = share_gpus(jobs, plans, trials, probe, chosen=sweep.chosen, needs_gpus=False)
+    sweep.make_folder()
+    with locked(sweep.folder):
+        study = sweep.study()
+        if queued := [each for each in study.trials() if each.state == "running" and each.job]:
+            hint = "the same line with --submit takes their results"
+            raise UsageError(f"{pluralize(len(queued), 'trial')} of this sweep were submitted as jobs", hint=hint)
+        # The trials' recipes are complete: a variable that is a layer would be laid over the values of a trial.
+        return Sweeping(sweep, study, RunsTogether(at_once, gpus, without_layer(os.environ)), console).run()
 
 
 @dataclass
-class _Sweeping:
+class Sweeping:
+    """The state of a sweep that runs, or whose results are taken."""
+
     sweep: Sweep
     study: Study
     together: RunsTogether
@@ -93,7 +85,6 @@ class _Sweeping:
     watched: dict[str, _Watched] = field(default_factory=dict)  # by the names of their processes
     stopped_by: int | None = None
     refusal: str = ""
-    best: float | None = None
     shown_at: float = -math.inf
 
     def run(self) -> SweepResult:
@@ -124,7 +115,7 @@ class _Sweeping:
             while not is_ending and not exhausted and len(self.together.children) < self.together.jobs:
                 following = following or self._next(left)
                 exhausted = following is None
-                if following is None or not self.together.has_room(self._gpus(following[1])):
+                if following is None or not self.together.has_room(following[1].gpus):
                     break
                 self._start(*following)
                 following = None
@@ -134,13 +125,11 @@ class _Sweeping:
             if time.monotonic() - self.shown_at > READ_SECONDS:
                 for each in self.watched.values():
                     self._look(each)
+                for name, why in self.together.newly_waiting():
+                    self.console.say(f"trial {name} {why}")
                 self.console.live(self._shown)
                 self.shown_at = time.monotonic()
             time.sleep(LOOK_SECONDS)
-
-    def _gpus(self, made: TrialRecipe) -> int:
-        """How many GPUs are chosen for a run: alone it chooses by itself."""
-        return made.gpus if self.together.jobs > 1 else 0
 
     def _next(self, left: deque[tuple[Trial, str | None]]) -> tuple[Trial, TrialRecipe] | None:
         """The next trial that can be run, with its recipe; one that cannot has failed."""
@@ -153,14 +142,14 @@ class _Sweeping:
                     return None
                 trial, checkpoint = found, None
             try:
-                return trial, self.sweep.recipe_of(trial.point, checkpoint)
+                return trial, self.sweep.recipes.trial(trial.point, checkpoint, alone=self.together.gpus is None)
             except TrainkitError as error:
-                self._fail(trial, f"refused: {error}")
+                self.fail(trial, f"refused: {error}")
 
     def _start(self, trial: Trial, made: TrialRecipe) -> None:
         name, recipe = str(trial.number), self.sweep.recipe(trial.number)
         publish(recipe, f"{HEADER}: trial {trial.number}: {named(trial.point)}\n{made.text}")
-        child = self.together.start(name, [str(recipe)], self.sweep.log(trial.number), self._gpus(made))
+        child = self.together.start(name, [str(recipe)], self.sweep.log(trial.number), made.gpus)
         self.watched[name] = _Watched(trial, child)
         if self.stopped_by is not None:  # the signal came while it was being started
             child.process.send_signal(self.stopped_by)
@@ -175,7 +164,7 @@ class _Sweeping:
             self.study.keep(number, run=str(layout.root))
         if watched.layout is None:
             return Curve()
-        found = self._evaluations(watched.layout, watched.history)
+        found = self.evaluations(watched.layout, watched.history)
         for step, value in list(zip(found.steps, found.values, strict=True))[watched.reported :]:
             watched.reported += 1
             worse = self.study.report(number, step, math.nan if value is None else value)
@@ -190,26 +179,28 @@ class _Sweeping:
         """Take the result of a run that has ended. One that a signal to the sweep has ended goes on another time."""
         code, trial, found = watched.child.process.returncode, watched.trial, self._look(watched)
         if code == 0 and watched.layout is not None:
-            self._finish(trial, watched.layout, found)
+            self.finish(trial, watched.layout, found)
         elif watched.is_stopped:
             self.study.stop(trial.number)
         elif self.stopped_by is not None and code in ENDED_BY_SIGNAL:
             return
         elif watched.layout is None:
-            self._fail(trial, f"refused: {watched.child.refusal()}")
+            self.fail(trial, f"refused: {watched.child.refusal()}")
         else:
             measured = measure(summary_of(watched.layout, code), "rss", errors_of(watched.layout), "")
-            self._fail(trial, f"{measured.outcome}: {measured.reason}")
+            self.fail(trial, f"{measured.outcome}: {measured.reason}")
 
-    def _finish(self, trial: Trial, layout: RunLayout, found: Curve) -> None:
+    def finish(self, trial: Trial, layout: RunLayout, found: Curve) -> None:
         """Tell the study the value of a run that has ended well; one without a value has failed."""
         if not found.values:
             metric = self.sweep.definition.metric
-            self._fail(trial, f"its run evaluated no {metric}")
+            self.fail(trial, f"its run evaluated no {metric}")
             self.refusal = f"a run of this recipe evaluates no {metric}, so that no trial can be compared"
+            if self.sweep.program == "hf":
+                self.refusal += " (Trainer writes its log down with a checkpoint, or by trainer.save_state())"
             return
         if (value := found.values[-1]) is None:
-            self._fail(trial, f"its last {self.sweep.definition.metric} is not a finite number")
+            self.fail(trial, f"its last {self.sweep.definition.metric} is not a finite number")
             return
         self.study.keep(trial.number, run=str(layout.root), step=found.steps[-1])
         self.study.finish(trial.number, value)
@@ -217,14 +208,15 @@ class _Sweeping:
         is_best = best is not None and best.number == trial.number
         if is_best:
             head = f"{HEADER}: the best so far is trial {trial.number}: {named(trial.point)}, {self._measure(value)}"
-            publish(self.sweep.folder / BEST, f"{head}\n# its run: {layout.root}\n{self.sweep.winner(trial.point)}")
+            recipe = self.sweep.recipes.winner(trial.point, layout)
+            publish(self.sweep.folder / BEST, f"{head}\n# its run: {layout.root}\n{recipe}")
         self.console.say(f"trial {trial.number}: done, {self._measure(value)}{' (best so far)' if is_best else ''}")
 
-    def _fail(self, trial: Trial, why: str) -> None:
+    def fail(self, trial: Trial, why: str) -> None:
         self.study.fail(trial.number, why)
         self.console.say(f"trial {trial.number}: failed: {why}\n  {self.sweep.log(trial.number)}")
 
-    def _evaluations(self, layout: RunLayout, history: History | None = None) -> Curve:
+    def evaluations(self, layout: RunLayout, history: History | None = None) -> Curve:
         return evaluations(layout, self.sweep.definition.metric, self.sweep.program, history)
 
     def _measure(self, value: float | None) -> str:
@@ -247,7 +239,7 @@ class _Sweeping:
             while is_running(layout) and self.stopped_by is None:
                 time.sleep(LOOK_SECONDS)
             if read_json(layout.summary).get("exit_code") == 0:
-                self._finish(trial, layout, self._evaluations(layout))
+                self.finish(trial, layout, self.evaluations(layout))
                 continue
             whole = [each for each in own_checkpoints(layout, self.sweep.program) if not each.damage]
             newest = max(whole, key=lambda each: each.step, default=None)
@@ -263,34 +255,10 @@ class _Sweeping:
         for place, trial in enumerate(trials):
             if (watched := live.get(trial.number)) and watched.history:
                 progress = watched.history.progress
-                trials[place] = replace(trial, step=progress.step)
+                trials[place] = replace(trial, step=max(progress.step, trial.step or 0))
                 totals |= {trial.number: progress.total} if progress.total else {}
         lines = table(self.sweep.definition, trials, totals, width - 1).splitlines()
         room = max(3, min(ROWS, shutil.get_terminal_size().lines - 3))
         left = len(lines) - room
         more = [f"and {pluralize(left, 'trial')} more: trainkit sweep {self.sweep.folder} --show"] if left > 0 else []
         return "\n".join([*lines[:room], *(line[: width - 1] for line in more)]).replace("…", "~")
-
-
-def submitted_results(sweep: Sweep, study: Study, states: Callable[[Sequence[Trial]], Mapping[int, str]]) -> None:
-    """Take the results of trials that are jobs. states: of those that are over, by their numbers; empty is done."""
-    taking = _Sweeping(sweep, study, RunsTogether(1, [], {}), Terminal({}, 2, 2))
-    jobs = [each for each in study.trials() if each.state == "running" and each.job]
-    over = states(jobs)
-    for trial in jobs:
-        if (why := over.get(trial.number)) is None:
-            continue
-        layout = RunLayout(Path(trial.run))
-        if why:
-            taking._fail(trial, why)
-        else:
-            taking._finish(trial, layout, taking._evaluations(layout))
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of a sweep. MachineError where it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        hint = "name another folder with --output"
-        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,7 +113,7 @@ def prepare(
     from trainkit.bench import Setup
     from trainkit.machine.probe import probe
     from trainkit.recipe.extends import BASE
-    from trainkit.runner.together import share_gpus
+    from trainkit.runner.together import in_turn, share_gpus
 
     if own_program(context):
         hint = "write a recipe with `trainkit import … --output recipe.yaml`, and give it variants"
@@ -121,26 +122,29 @@ def prepare(
     if not recipes:
         raise no_recipe("bench RECIPE")
     resolve = partial(_without_upload, recipes[0], (AFRESH, *overrides), presets, context, set[str]())
-    base, base_line = resolve(None)
+    base, _ = resolve(None)
     show_warnings(base)
-    names = chosen(only, base.variants)
-    lines = {BASE: base_line} if with_base else {}
     resolved = {BASE: base} if with_base else {}
-    for name in names:
-        resolved[name], lines[name] = resolve(name)
+    resolved |= {name: resolve(name)[0] for name in chosen(only, base.variants)}
     # The base's warnings have been shown; each variant repeats them.
     added = (each for variant in resolved.values() for each in variant.warnings if each not in base.warnings)
     show_diagnostics(dict.fromkeys(added))
     if not resolved:
         raise UsageError("nothing is left to run", hint="leave out --no-base, or name variants with --only")
     described = {name: base.variants.get(name, "") for name in resolved}
-    candidates = [candidate(name, described[name], each, lines[name]) for name, each in resolved.items()]
+    candidates = [candidate(name, described[name], each) for name, each in resolved.items()]
     # All run on one machine, so the first plan that there is says what kind of memory is measured.
     plan = next((each.request.planned.plan for each in candidates if each.request), None)
     memory: MemoryKind = "gpu" if plan and plan.topology.device == "cuda" else "rss"
     chosen_gpus = any(isinstance(each.recipe.devices.select, list) for each in resolved.values())
     plans = [each.request.planned.plan for each in candidates if each.request]
     at_once, gpus = share_gpus(jobs, plans, len(plans) * repeat, probe, chosen=chosen_gpus, needs_gpus=True)
+    for place, each in enumerate(candidates):
+        if each.request is None:
+            continue
+        waiting = in_turn(resolved[each.name].recipe, each.request.planned.plan, alone=gpus is None)
+        found, line = resolve(each.name if each.name != BASE else None, *waiting)
+        candidates[place] = replace(candidate(each.name, each.description, found) if waiting else each, line=line)
     setup = Setup(base.recipe.name, machine(plan), memory, BASE, candidates, repeat, at_once, gpus)
     return setup, Path(base.recipe.output.root, base.recipe.name)
 
@@ -152,11 +156,13 @@ def _without_upload(  # noqa: PLR0917 - of resolve_request
     context: typer.Context,
     said: set[str],
     variant: str | None,
+    *more: str,
 ) -> tuple[Resolved, tuple[str, ...]]:
     """A recipe or variant that keeps no model and uploads nothing, which is said of each repository.
 
     And the arguments with which `trainkit run` runs it.
     """
+    overrides = (*overrides, *more)
     found = resolve_request(recipe, overrides, presets, context.obj, variant)
     asked = found.recipe.checkpoint
     others = [NO_SAVE] if found.recipe.program.kind == "builtin" and asked.at_end else []
@@ -190,7 +196,7 @@ def chosen(only: str | None, variants: Mapping[str, str]) -> list[str]:
     return [name for name in variants if name in names]
 
 
-def candidate(name: str, description: str, resolved: Resolved, line: tuple[str, ...]) -> Candidate:
+def candidate(name: str, description: str, resolved: Resolved) -> Candidate:
     """One recipe, planned; what cannot be planned, or not run here, is refused with the reason."""
     from trainkit.bench import Candidate
     from trainkit.machine.probe import probe
@@ -204,7 +210,7 @@ def candidate(name: str, description: str, resolved: Resolved, line: tuple[str, 
         return Candidate(name, description, None, str(error))
     if blockers := planned.plan.blockers:
         return Candidate(name, description, None, "; ".join(notice.what for notice in blockers))
-    return Candidate(name, description, request(planned), line=line)
+    return Candidate(name, description, request(planned))
 
 
 def machine(plan: Plan | None) -> str:

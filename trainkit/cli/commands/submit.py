@@ -17,7 +17,6 @@ from trainkit.cli.diagnostics import show_diagnostics, write_text
 from trainkit.cli.options import Presets, Variant
 from trainkit.cli.pipeline import cluster_facts, plan_recipe, resolve_line
 from trainkit.errors import Diagnostic, MachineError, RecipeError, UsageError
-from trainkit.text import pluralize
 
 if TYPE_CHECKING:
     from trainkit.launch_plan.model import Plan, Planned
@@ -89,7 +88,7 @@ def planned_job(resolved: Resolved) -> Planned:
 
 def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *, dry_run: bool, wait: bool) -> None:
     """Submit each variant of a recipe as a task of one array job."""
-    from trainkit.schedulers.jobs.submitting import Task, differences, same_uploads
+    from trainkit.schedulers.jobs.submitting import Task, differences, same_uploads, without_arrays
 
     base = resolve_line(context, presets, None)
     if ALL in base.variants or not base.variants:
@@ -109,17 +108,6 @@ def submit_all(context: typer.Context, presets: Presets, at_most: int | None, *,
 
         codes = [wait_for(layout, show=False) for layout, _ in made]
         raise typer.Exit(next((code for code in codes if code), 0))
-
-
-def without_arrays(plan: Plan, count: int) -> str:
-    """Why a plan's scheduler takes no array of so many tasks; empty where it does."""
-    from trainkit.schedulers.jobs.submitting import scheduler_of
-
-    scheduler = scheduler_of(plan)
-    if 0 < scheduler.least_tasks <= count:
-        return ""
-    few = f" of {pluralize(count, 'task')}" if scheduler.least_tasks else ""
-    return f"cluster.kind is {scheduler.kind}, and {scheduler.title} has no arrays{few}"
 
 
 def submit_tasks(

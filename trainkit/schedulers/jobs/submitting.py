@@ -26,7 +26,7 @@ from trainkit.schedulers.base import Job as SubmittedJob
 from trainkit.schedulers.client import answer_or
 from trainkit.schedulers.jobs.records import Submission, write_submission
 from trainkit.schedulers.registry import SCHEDULERS
-from trainkit.text import join_names
+from trainkit.text import join_names, pluralize
 
 RECORDS = "runs"  # of what this machine has submitted and does not see the run directory of, in the working folder
 
@@ -46,6 +46,15 @@ def scheduler_of(plan: Plan) -> Scheduler:
     """Who is given the job of a plan that has one."""
     assert plan.job is not None
     return SCHEDULERS[plan.job.scheduler]
+
+
+def without_arrays(plan: Plan, count: int) -> str:
+    """Why a plan's scheduler takes no array of so many tasks; empty where it does."""
+    scheduler = scheduler_of(plan)
+    if 0 < scheduler.least_tasks <= count:
+        return ""
+    few = f" of {pluralize(count, 'task')}" if scheduler.least_tasks else ""
+    return f"cluster.kind is {scheduler.kind}, and {scheduler.title} has no arrays{few}"
 
 
 def _request(plan: Plan, recipe_yaml: str, run_dir: str, run_id: str, environ: Mapping[str, str]) -> JobRequest:
