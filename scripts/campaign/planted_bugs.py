@@ -280,7 +280,11 @@ PLANTED: Mapping[str, Mapping[str, Sequence[tuple[str, str, str]]]] = {
     "schedulers/jobs/following.py": {
         "schedulers/test_run_state.py::test_another_users_plan_in_ones_own_run_says_nothing_of_what_is_done": [
             ("attach goes where another user's plan says", "hosts_of(layout, own=True)", "hosts_of(layout)"),
-            ("save runs what another user's plan names", "read_plan(layout, own=True)", "read_plan(layout)"),
+            (
+                "save runs what another user's plan names",
+                "python = str(read_plan(layout, own=True)",
+                "python = str(read_plan(layout)",
+            ),
         ],
         "schedulers/test_ended_jobs.py": [
             (
