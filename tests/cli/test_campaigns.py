@@ -12,6 +12,7 @@ import pytest
 from tests.loaded_scripts import run_script, script
 
 
+@pytest.mark.e2e
 def test_what_nobody_expects_is_answered(tmp_path: Path) -> None:
     done = run_script("campaign/fuzz", "--seed", "7000", "--cases", "70", "--workers", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -101,6 +102,7 @@ def test_a_run_that_is_not_as_promised_is_a_failure(kill: Any, left_alone: Any) 
     assert kill.damaged_checkpoints(left_alone.directory()) != []
 
 
+@pytest.mark.e2e
 def test_planted_bugs_are_caught(tmp_path: Path) -> None:
     if why := script("campaign/security_strangers.py").why_no_namespace():
         pytest.skip(why)

@@ -27,6 +27,7 @@ def tuned(tmp_path: Path, trainkit: Trainkit) -> Callable[..., object]:
     return trainkit
 
 
+@pytest.mark.e2e
 def test_rows_are_shown_with_what_is_learned_in_brackets(tuned: Trainkit, tmp_path: Path) -> None:
     done = tuned("data", "r.yaml", "--rows", "1")
     assert done.returncode == 0, done.stderr
@@ -42,6 +43,7 @@ def test_rows_are_shown_with_what_is_learned_in_brackets(tuned: Trainkit, tmp_pa
     assert tuned("data", "r.yaml", "--prepare", "--json", "--rows", "2").returncode == 0
 
 
+@pytest.mark.e2e
 def test_a_run_finds_ready_what_was_prepared(tuned: Trainkit, tmp_path: Path) -> None:
     os.utime(tmp_path / "chats.jsonl", (1e9, 1e9))  # of a file that was just written the next change may go unseen
     assert "decided before the ranks start" in " ".join(tuned("plan", "r.yaml").stdout.split())

@@ -57,6 +57,7 @@ def test_the_nearest_settings_that_fit_are_printed_to_be_typed(trainkit: Trainki
     assert trainkit("estimate", "quickstart", *SMALL, "--quick", "--fit").stdout == ""
 
 
+@pytest.mark.e2e
 def test_all_machines_are_ranked(trainkit: Trainkit) -> None:
     done = trainkit("estimate", "gpt-1.3b", "--on", "all", "--quick")
     assert done.returncode == 0, done.stderr
@@ -67,6 +68,7 @@ def test_all_machines_are_ranked(trainkit: Trainkit) -> None:
     assert any(line.startswith("1xt4") and "bf16" in line for line in lines)  # which it does not have
 
 
+@pytest.mark.e2e
 def test_what_takes_several_machines_says_how_many_and_how_large_a_checkpoint_is(trainkit: Trainkit) -> None:
     words = ("estimate", "llama-70b-full", "--quick", "--json", "nodes.count=1", "--on")
     done = trainkit(*words, "8xh100")

@@ -219,7 +219,7 @@ def bare(files: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.cli
+@pytest.mark.e2e
 @pytest.mark.parametrize("tool", EXPORTS)
 def test_an_import_of_the_export_is_the_recipe_and_is_exported_to_the_same_files(
     tool: str, tmp_path: Path, thorough: bool

@@ -286,6 +286,7 @@ def test_a_trained_t5_in_float16_is_warned_of(
     assert not any("was trained" in what for what in warnings(drawn, machine(1, "NVIDIA A100")))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("more", "warned"),
     [

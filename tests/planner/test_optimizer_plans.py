@@ -159,7 +159,7 @@ def test_the_flag_takes_hf_s_other_name_and_an_import_path(flag: str, name: str)
     assert resolve(Request("r.yaml", "/w", overrides=(f"--optim={flag}",)), files).recipe.optimizer.name == name
 
 
-@pytest.mark.torch
+@pytest.mark.e2e
 def test_every_name_of_the_installed_transformers_is_taken_or_refused_with_a_reason() -> None:
     """In a process of its own: importing TrainingArguments takes seconds and warns."""
     pytest.importorskip("transformers")

@@ -82,6 +82,7 @@ def graphs_of_a_step(model: Model) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["gpt", "hf"])
 @pytest.mark.parametrize("recomputed", [{}, {"every": True}, {"every": True, "selective": True}])
 def test_blocks_are_compiled_once_for_a_model_of_any_depth(

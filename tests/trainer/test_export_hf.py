@@ -45,6 +45,7 @@ def test_from_pretrained_reads_what_was_trained(make_settings: MakeSettings) -> 
     assert (settings.run_dir / "out/model.safetensors").exists()
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits on a process's files")
 def test_nothing_but_a_failure_is_said_and_a_full_disk_leaves_nothing(make_settings: MakeSettings) -> None:
     import resource

@@ -274,6 +274,7 @@ def short_of_memory(code: str, spare_mib: int, corpus: Path, folder: Path) -> su
     )
 
 
+@pytest.mark.e2e
 @linux
 def test_an_allocation_that_really_fails_makes_a_size_too_large(corpus_folder: Path, tmp_path: Path) -> None:
     done = short_of_memory(UNAWARE, 90, corpus_folder, tmp_path)
@@ -285,6 +286,7 @@ def test_an_allocation_that_really_fails_makes_a_size_too_large(corpus_folder: P
     assert 1 <= found["micro"] < min(trial["micro"] for trial in failed)
 
 
+@pytest.mark.e2e
 @linux
 def test_a_limit_on_the_process_is_kept_with_a_margin_and_the_run_comes_to_its_end(
     corpus_folder: Path, tmp_path: Path

@@ -209,6 +209,7 @@ def in_one_place(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[...,
     return run_again
 
 
+@pytest.mark.e2e
 def test_the_load_of_experts_is_the_sum_where_each_pass_writes_over_the_one_before(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

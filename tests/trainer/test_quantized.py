@@ -147,6 +147,7 @@ def test_an_evaluation_changes_nothing_in_training(make_settings: MakeSettings) 
     assert trained(seldom).losses == trained(often).losses
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("bits", [4, 8])
 def test_recomputed_and_compiled_blocks_give_the_same_losses(bits: int, make_settings: MakeSettings) -> None:
     compiled = {"compile": {"enabled": True, "scope": "blocks", "backend": "aot_eager"}}

@@ -108,6 +108,7 @@ def test_loss_and_gradients_are_those_of_a_plain_forward_of_transformers(
         torch.testing.assert_close(ours[name], each.grad, rtol=1e-5, atol=2e-6 * each.grad.abs().max().item())
 
 
+@pytest.mark.e2e
 def test_compiled_it_has_the_losses_that_it_has_uncompiled(rows: dict[str, Any], make_settings: MakeSettings) -> None:
     torch.compiler.reset()  # of how often other tests have compiled
     run: dict[str, Any] = {"model": T5, "data": rows, "train": {"steps": 2}, "eval": {"every_steps": 2, "batches": 1}}

@@ -573,6 +573,7 @@ print(windows[0][0], status_bytes("VmHWM")["VmHWM"] - before < room)
 """
 
 
+@pytest.mark.e2e
 # Arrow's allocator takes address space far ahead of what it uses, so that its peak is measured and not limited.
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_stream_much_larger_than_the_memory_is_read_in_it(kind: str, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ places.TrainingArguments = TrainingArguments
 KIND = "import enum\nclass Kind(enum.Enum):\n    LINE = 'linear'\nmade = TrainingArguments(Kind.LINE)"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("made", "planned", "says"),
     [
@@ -121,6 +122,7 @@ callbacks.TrainerState = TrainerState
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("planned", "step", "says"),
     [
@@ -149,6 +151,7 @@ def test_an_exception_handler_of_the_program_does_not_keep_it_alive(tmp_path: Pa
     assert done.returncode == observe.NOT_AS_PLANNED
 
 
+@pytest.mark.e2e
 def test_weights_in_16_bits_are_told_from_those_in_32(tmp_path: Path) -> None:
     program = STEP.replace("torch.nn.Linear(2, 2)", "torch.nn.Linear(2, 2).bfloat16()").replace(
         "torch.ones(1, 2)", "torch.ones(1, 2).bfloat16()"
@@ -158,6 +161,7 @@ def test_weights_in_16_bits_are_told_from_those_in_32(tmp_path: Path) -> None:
     assert "dtype fp16 was planned, and it is bf16" in run(tmp_path, program, promise(dtype="fp16")).stderr
 
 
+@pytest.mark.e2e
 def test_hooks_of_the_programs_own_and_a_compiled_step_work_as_ever_and_are_seen(tmp_path: Path) -> None:
     program = STEP.replace(
         "optimizer.step()",
