@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainkit.recipe.schema import Recipe
     from trainkit.schedulers.jobs.standing import Standing
     from trainkit.sweeps.results import SweepResult
+    from trainkit.sweeps.study import Sampler
 
 Override = str | Mapping[str, Any]
 Message = Mapping[str, str]
@@ -357,7 +358,7 @@ def sweep(
     space: Mapping[str, Any],
     /,
     *overrides: Override,
-    sampler: Literal["grid", "random", "tpe"] = "grid",
+    sampler: Sampler = "grid",
     trials: int | None = None,
     seed: int = 0,
     early_stop: bool = False,
