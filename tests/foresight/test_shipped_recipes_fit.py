@@ -26,7 +26,7 @@ def test_a_recipe_fits_where_it_says(name: str) -> None:
     path = getattr(resolved.recipe.model, "path", None)
     if path is not None:
         resolved = replace(resolved, described=replace(resolved.described, model=CONFIGS[path]))
-    context, *_ = decide(resolved, machine_facts(machine), foresee=lambda _: None)  # nor what it would do without
+    context, *_ = decide(resolved, machine_facts(machine), foresee=lambda _: None)
     found = by_formula(context)
     assert found is not None
     assert (found.verdict, found.start_verdict) == ("fits", "fits")

@@ -74,7 +74,7 @@ def simulated(strategy: str, dtype: str = "bf16", **more: Any) -> Whole:
 
 def stays(timeline: Timeline) -> Mapping[str, int]:
     """Bytes of each part between steps."""
-    found = timeline.parts(len(timeline.changes))
+    found = timeline.left()
     return {name: found.get(name, 0) for name in ("parameters", "gradients", "optimizer state", "communication")}
 
 

@@ -11,7 +11,7 @@ import pytest
 from trainkit.foresight.estimate import GIB, by_formula
 from trainkit.foresight.render import verdict
 from trainkit.launch_plan.context import Context
-from trainkit.launch_plan.model import Notice, Plan
+from trainkit.launch_plan.model import Foresight, Notice, Plan
 from trainkit.machine.facts import Facts
 from trainkit.planner.build import build_plan, decide
 from trainkit.planner.changes import on_more_nodes, what_if
@@ -56,6 +56,21 @@ def test_what_saves_memory_on_a_model_that_fits_only_costs_time(layered: Layered
     assert "it fits without efficiency.gradient_checkpointing, too" in said
     assert "it fits without batch.accumulation 64, too" in said
     assert "times as long" in said
+
+
+def test_only_a_plan_looks_for_advice(layered: Layered, machine: Machine) -> None:
+    """A table of machines decides for each; advice on each would take a hundred times as long as its line."""
+    asked = []
+
+    def foresee(context: Context) -> Foresight | None:
+        asked.append(context)
+        return by_formula(context)
+
+    resolved = layered({**BASE, "strategy": {"kind": "single"}, "model": LARGE})
+    assert decide(resolved, machine(1, V100), foresee=foresee)[0].foresight is not None
+    assert len(asked) == 1
+    build_plan(resolved, machine(1, V100), foresee=foresee)
+    assert len(asked) > 5
 
 
 @pytest.mark.parametrize(

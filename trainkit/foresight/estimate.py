@@ -18,13 +18,14 @@ from trainkit.foresight.calibration import Record, calibrated
 from trainkit.foresight.memory import STRATEGIES, simulate
 from trainkit.foresight.own import as_builtin
 from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
-from trainkit.foresight.strategies import Run, Whole
+from trainkit.foresight.strategies import HOPPER, Run, Whole
 from trainkit.foresight.trace import PARAMETERS, PARTS, STATE, Trace, Wanted
 from trainkit.foresight.updates import Tensor, state
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.lazy import call
 from trainkit.machine.accelerators import accelerator
+from trainkit.machine.capability import AMPERE
 from trainkit.recipe.grid import HYBRID, grid_sizes
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.tasks import CAUSAL, task_of
@@ -75,7 +76,7 @@ def wanted_of(context: Context, micro: int | None = None) -> Wanted:
         micro=micro or context.batch.micro or 1,
         device="cuda" if context.cards else "cpu",
         dtype=context.dtype,
-        capability=card.compute_capability if card else (0, 0),
+        capability=min(card.compute_capability, AMPERE) if card else (0, 0),
         packed=packed,
         padded=padded,
         software=versions,
@@ -112,7 +113,7 @@ def run_of(context: Context) -> Run:
         dtype=context.dtype,
         weights=recipe.precision.weights,
         device="cuda" if context.cards else "cpu",
-        capability=card.compute_capability if card else (0, 0),
+        capability=min(card.compute_capability, HOPPER) if card else (0, 0),
         optimizer=recipe.optimizer.name,
         momentum=recipe.optimizer.beta1,
         offloads_activations=recipe.efficiency.offload_activations,
@@ -330,7 +331,7 @@ class Estimate:
         if not (asked.every_steps and asked.asynchronous):
             return 0
         timelines = {id(each): each for each in (self.strategy.device, self.strategy.host)}.values()
-        left = [each.parts(len(each.changes)) for each in timelines]  # by a step
+        left = [each.left() for each in timelines]  # by a step
         return sum(each.get(PARTS[part], 0) for each in left for part in (PARAMETERS, STATE))
 
     def tokens(self) -> int:

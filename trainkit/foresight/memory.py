@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from trainkit.foresight.strategies import Replicated, Run, Sharded, Whole
@@ -21,12 +22,17 @@ STRATEGIES: Mapping[str, Callable[[Trace, Run], Whole]] = {
     "zero2": Partitioned,
     "zero3": Gathered,
 }
+_LAST: deque[Whole] = deque(maxlen=2)  # machines that are alike follow one another in a table
 
 
 def simulate(trace: Trace, run: Run) -> Whole:
-    """The strategy after two optimizer steps, with the timelines of its device and its host."""
+    """The strategy after two optimizer steps, with the timelines of its device and its host; to be read only."""
+    for last in _LAST:
+        if last.trace is trace and last.run == run:
+            return last
     made = STRATEGIES[run.strategy](trace, run)
     made.start()
     for _ in range(STEPS):
         made.step(min(run.accumulation, ALIKE.get(run.strategy, 3)))
+    _LAST.append(made)
     return made

@@ -29,7 +29,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 GATHER, REDUCE = 1, 2  # streams of FSDP's collectives: their memory is not the computation's to reuse
 # cuBLAS's own memory, one in each of the two threads that compute (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = {True: 32 * 2**20 + 1024, False: 4096 * 1024 * 2 + 16 * 8 * 1024}  # from Hopper on, and before
-
+HOPPER = (9, 0)
 
 # trainkit/trainer/perf/offloading.py: bytes from which a saved tensor is offloaded, and copies under way at a time.
 SMALLEST_OFFLOADED, OFFLOADS_UNDER_WAY = 2**20, 2
@@ -41,7 +41,7 @@ class Run:
 
     ranks: of the world; local: of a machine; copies: of the model, each over its part of the ranks. dtype: of the
     computation, weights: of the parameters. options: the recipe's strategy section. deepspeed: the planned settings of
-    its engine.
+    its engine. capability: of the GPU; HOPPER for all later ones, which do not differ here.
     """
 
     strategy: str = "single"
@@ -91,18 +91,16 @@ def offloadable(trace: Trace, events: Events) -> Set[int]:
 class OffloadedActivations:
     """What `efficiency.offload_activations` moves in a micro step: saved tensors, of a size, with some under way.
 
-    The order and the number of copies are those of trainkit/trainer/perf/offloading.py.
+    saved: their storages. The order and the number of copies are those of trainkit/trainer/perf/offloading.py.
     """
 
     def __init__(self, whole: Whole, events: Events) -> None:
         self._whole, self._order, self._away = whole, list[int](), dict[int, None]()
         moves = whole.run.offloads_activations and whole.host is not whole.device
-        self._saved = offloadable(whole.trace, events) if moves else frozenset()
+        self.saved = offloadable(whole.trace, events) if moves else frozenset()
 
     def taken(self, number: int) -> None:
-        """A storage was taken: the one of some before has left the device."""
-        if number not in self._saved:
-            return
+        """One of the saved storages was taken: the one of some before has left the device."""
         self._order.append(number)
         if len(self._order) > OFFLOADS_UNDER_WAY:
             leaves, trace = self._order[-1 - OFFLOADS_UNDER_WAY], self._whole.trace
@@ -111,9 +109,7 @@ class OffloadedActivations:
             self._away[leaves] = None
 
     def freed(self, number: int) -> None:
-        """A storage was freed, in backward: with the host's copy, and those before it come back."""
-        if number not in self._saved:
-            return
+        """One was freed, in backward: with the host's copy, and those before it come back."""
         self._whole.host.drop(("offloaded", number))
         self._away.pop(number, None)
         trace = self._whole.trace
@@ -144,7 +140,7 @@ class Whole:
         self.device.take("buffers", self.trace.buffers, PARAMETERS)
         if self.run.device == "cuda":
             for thread in ("forward", "backward"):
-                size = WORKSPACE[self.run.capability >= (9, 0)]
+                size = WORKSPACE[self.run.capability >= HOPPER]
                 self.device.take(("cublas", thread), size, TEMPORARIES, operator="cuBLAS")
 
     def start_peak(self) -> tuple[int, int]:
@@ -176,17 +172,20 @@ class Whole:
         """Play the events of a micro step, and act at those that a strategy waits for."""
         memory, trace = self.device, self.trace
         sizes, parts, operators, names = trace.sizes, trace.parts, trace.operators, trace.names
+        take, free = int(Kind.TAKE), int(Kind.FREE)  # looked up once: there are tens of thousands of events
         taken: set[int] = set()
         offloaded = OffloadedActivations(self, events)
         for kind, number in pairs(events):
-            if kind == Kind.TAKE:
+            if kind == take:
                 memory.take(number, sizes[number], parts[number], 0, names[operators[number]])
                 taken.add(number)
-                offloaded.taken(number)
-            elif kind == Kind.FREE:
+                if number in offloaded.saved:
+                    offloaded.taken(number)
+            elif kind == free:
                 memory.drop(number)
                 taken.discard(number)
-                offloaded.freed(number)
+                if number in offloaded.saved:
+                    offloaded.freed(number)
             else:
                 self.at(kind, number)
         for number in taken:

@@ -29,7 +29,8 @@ class Timeline:
 
     def take(self, name: Hashable, size: int, part: int, stream: int = 0, operator: str = "") -> None:
         """Take memory under a name; what has the name gives its own back before."""
-        self.drop(name)
+        if name in self._held:
+            self.drop(name)
         if size <= 0:
             return
         identity = len(self.sizes)
@@ -71,11 +72,18 @@ class Timeline:
         """What follows belongs to this moment."""
         self.moments.append((len(self.changes), moment))
 
-    def parts(self, until: int | None = None) -> dict[str, int]:
-        """Bytes of each part after a number of changes, by default at the peak."""
+    def parts(self) -> dict[str, int]:
+        """Bytes of each part at the peak."""
         found = [0] * len(PARTS)
-        for identity, size in self.changes[: self.peak_at if until is None else until]:
+        for identity, size in self.changes[: self.peak_at]:
             found[self.part[identity]] += size or -self.sizes[identity]
+        return {name: size for name, size in zip(PARTS, found, strict=True) if size}
+
+    def left(self) -> dict[str, int]:
+        """Bytes of each part of what is held now."""
+        found = [0] * len(PARTS)
+        for identity in self._held.values():
+            found[self.part[identity]] += self.sizes[identity]
         return {name: size for name, size in zip(PARTS, found, strict=True) if size}
 
     def room(self, size: int, moment: str) -> tuple[int, int] | None:

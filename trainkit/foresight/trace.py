@@ -169,8 +169,9 @@ class Trace:
 class Wanted:
     """What a trace is made of: as much of a recipe as it depends on, and what a plan decides.
 
-    micro: samples of a micro batch. device: `cuda` or `cpu`. capability: of the GPU. dtype: of the computation. packed:
-    whether samples hold several texts. padded: whether a mask says what is padding. software: versions by package.
+    micro: samples of a micro batch. device: `cuda` or `cpu`. capability: of the GPU; 8.0 for all later ones, whose
+    attention kernels do not differ here. dtype: of the computation. packed: whether samples hold several texts.
+    padded: whether a mask says what is padding. software: versions by package.
     """
 
     recipe: Mapping[str, Any]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from trainkit.data.seen import SeenData
@@ -95,6 +94,7 @@ def build_plan(
     wrong on any machine; what only this machine lacks is a blocker among notices.
     """
     context, launcher, device, found = decide(resolved, facts, saved, own, hub, seen=seen, foresee=foresee)
+    found = (*found, *room.room_for_the_run(context, foresee))
     recipe = context.recipe
     environment, environment_sources = plan_environment(context)
     # A checkpoint first: the data is prepared as it was for it.
@@ -253,7 +253,7 @@ def decide(
     if context.batch.search and context.cards:
         context = chosen_micro(context, foresee)
     context = replace(context, foresight=foresee(context))
-    found = check((*plan_rules(context), partial(room.room_for_the_run, foresee=foresee)), context)
+    found = check(plan_rules(context), context)
     if problems := [each for each in found if each.severity == "error"] or [*overwritten(context)]:
         raise RecipeError(problems)
     return context, launcher, Choice(topology.device, placement.device_reason), (*placement.notices, *notices, *found)
