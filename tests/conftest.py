@@ -18,6 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A run of one process has a thread per core all the same (its plan says so). While another worker holds a core, these
 # threads would burn the time that it needs by spinning at every barrier: three to four times the work of the run.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# Thousands of processes are started: none is to compile trainkit again, as they would in images that set this.
+if sys.dont_write_bytecode:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 # torch takes ninja by PATH. Two versions of it in turn, the system's and the environment's, each begin the log of
 # builds anew, and compile all ops again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -124,6 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("thorough")
 
 
+@cache
 def tier_of(path: Path) -> str:
     """The tier of a test file."""
     named = _MARK.search(path.read_text())
@@ -214,7 +216,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     worker = "PYTEST_XDIST_WORKER" in os.environ
     # Not for a few files named by hand, which seldom need the op.
     asked = {"e2e", "smoke"} & set(config.getoption("--tier").split(","))
-    if worker or not asked or EXTENSIONS in os.environ or missing("e2e"):
+    if worker or not asked or config.option.collectonly or EXTENSIONS in os.environ or missing("e2e"):
         return
     folder = tempfile.TemporaryDirectory(prefix="trainkit-extensions-")
     os.environ[EXTENSIONS] = folder.name  # the workers inherit it
