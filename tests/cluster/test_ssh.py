@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -24,6 +25,7 @@ from trainkit.schedulers.jobs.records import is_being_started
 
 PATIENCE = 240.0  # seconds: for a machine that does much else
 GRACE = 3
+MOMENTS = 7  # of a start
 # Trains nothing and imports nothing: says where each rank is, and waits for what it is told.
 PROGRAM = """
 import glob, os, signal, sys, time
@@ -279,6 +281,53 @@ def test_what_submits_may_be_ended_before_the_run_has_begun_and_nothing_waits(pl
     else:
         assert (process.returncode, "SIGINT came before the run began" in err) == (4, True), err
         assert not place.runs
+
+
+@pytest.mark.parametrize("what", ["Ctrl-C", "a cut"])
+def test_at_any_moment_of_the_start_a_run_begins_on_all_machines_or_on_none(place: Place, what: str) -> None:
+    """Ctrl-C, or the end of every ssh, from the roll call to the moment when the run is left to its machines."""
+    place.write("wait")
+    codes: list[int] = []
+    whole = 0.0  # seconds from the connections to the end of what submits
+    for part in range(MOMENTS + 1):
+        for name in ("here-0", "here-1", "ended-0", "ended-1"):
+            (place.folder / name).unlink(missing_ok=True)
+        runs = place.runs
+        process = place.start("submit", "r.yaml")
+        place.until(lambda: len(connections(place)) == 2, "both connections")
+        begins, pids = time.monotonic(), [submitter(place)] if what == "Ctrl-C" else connections(place)
+        if part:
+            time.sleep(whole * (0.4 + 0.6 * part / MOMENTS))
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT if what == "Ctrl-C" else signal.SIGKILL)
+        out, err = process.communicate(timeout=PATIENCE)
+        whole = whole or time.monotonic() - begins
+        codes.append(process.returncode)
+        new = [run for run in place.runs if run not in runs]
+        told = "` ends it" in out  # the run was left to its machines, whatever came after
+        assert told or process.returncode, out + err
+        if told and "the connection was lost" not in err:
+            place.until(lambda: place.there("here-0", "here-1"), "both ranks")
+            assert place.state.startswith("running"), err
+        if told:
+            place.trainkit("cancel", new[0].name[-6:], "--now")
+        place.until(lambda: not place.left("tk1", "tk2"), "the end of all")
+        assert not new or not place.state.startswith(("running", "starting")), err
+    assert codes[0] == 0
+    assert any(codes), codes
+
+
+def connections(place: Place) -> list[int]:
+    """The ssh processes by which the nodes of a run in the folder are being started."""
+    mine = []
+    for pid in subprocess.run(["pgrep", "-x", "ssh"], capture_output=True, text=True, check=False).stdout.split():
+        with contextlib.suppress(OSError):
+            process = Path("/proc", pid)
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if (process / "cwd").readlink() == place.folder and b"-G" not in words:
+                mine.append(int(pid))
+    return mine
 
 
 def test_a_node_that_is_killed_ends_the_others(place: Place) -> None:
