@@ -17,6 +17,7 @@ from trainkit.files import hold_lock
 from trainkit.recipe.schema import Ssh
 from trainkit.runner.rundir.layout import RunLayout
 from trainkit.runner.rundir.listing import read_run
+from trainkit.runner.rundir.records import Status
 from trainkit.schedulers.base import JobState, Query, RefusedError, State
 from trainkit.schedulers.jobs import following, run_state
 from trainkit.schedulers.jobs.records import (
@@ -150,6 +151,28 @@ def test_a_run_that_was_started_through_ssh_is_known_by_its_files_and_its_locks(
             assert state_of(run).word == status["state"]
         finally:
             os.close(held)
+
+
+def test_who_waits_for_a_run_of_which_nothing_is_known_is_told_so_once(
+    run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_submission(run, Submission("ssh", "77"))
+    run.plan.write_text('{"job": {"hosts": ["gpu1"]}}')
+    write(run, state="running", host="gpu1")
+    monkeypatch.setattr(following, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    looks = iter(range(6))
+
+    def look(layout: RunLayout) -> Status:
+        if next(looks, None) is None:  # the machine is back, and the run ends
+            return Status(state="ended", exit_code=3)
+        return Status(state="running", host="gpu1")
+
+    monkeypatch.setattr(following, "read_status", look)
+    assert following.until_end(run, None) == 3
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "the state of the run is unknown: by its files running, on gpu1: ask there"
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("job", ["-1", "0x1", "--user=root", "-uroot", "77,78", "77_[1-9]", "", "\u0663", "7" * 11])

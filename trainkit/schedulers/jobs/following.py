@@ -242,8 +242,11 @@ def wait_for(layout: RunLayout, *, show: bool) -> int:
 
 
 def until_end(layout: RunLayout, logs: Logs | None) -> int:
-    """Wait for the end, over all attempts; the run's exit code."""
-    asked = time.monotonic()
+    """Wait for the end, over all attempts; the run's exit code.
+
+    Where nothing can be known of it, as of a machine that is lost, that is said once, and it is waited for further.
+    """
+    asked, doubt, said = time.monotonic(), "", ""
     submission = read_submission(layout.root)
     while True:
         began = time.monotonic()
@@ -265,6 +268,13 @@ def until_end(layout: RunLayout, logs: Logs | None) -> int:
             if found.is_over and not _is_over(read_status(layout) or Status(), submission):
                 sys.stderr.write(f"{found.word.replace('_', ' ')}: {found.why}\n")
                 return found.exit_code if found.exit_code is not None else 1
+            before, doubt = doubt, found.why if found.word == "unknown" else ""
+            if doubt and doubt == before != said:  # not for one question that was not answered
+                said = doubt
+                sys.stderr.write(
+                    f"the state of the run is unknown: {doubt}\n  next: Ctrl-C ends this, and not the run\n"
+                )
+                sys.stderr.flush()
         time.sleep(max(LOOK_SECONDS, PAUSES * (time.monotonic() - began)))
 
 
