@@ -169,6 +169,29 @@ def settled(browser: Chromium, condition: str) -> Any:
     return browser.evaluate(loop)
 
 
+# Texts whose contrast with what is behind them is below 4.5 to 1 (WCAG 2, level AA), each with its ratio.
+PALE = """(() => {
+    const parts = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a] };
+    const linear = each => each <= 10 ? each / 255 / 12.92 : ((each / 255 + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const over = (below, above) => below.map((each, at) => each * (1 - above[3]) + above[at] * above[3]);
+    const shown = {visibilityProperty: true, opacityProperty: true};
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), pale = [];
+    while (texts.nextNode()) {
+        const text = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement, behind = [];
+        if (!text || !element.checkVisibility(shown) || element.closest('.md-header__title')) continue;
+        for (let each = element; each; each = each.parentElement) {
+            behind.unshift(parts(getComputedStyle(each).backgroundColor));
+        }
+        const ground = behind.reduce(over, [255, 255, 255]);
+        const [one, other] = [ground, over(ground, parts(getComputedStyle(element).color))].map(light);
+        const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+        if (ratio < 4.5) pale.push(`${text}: ${ratio.toFixed(2)}`);
+    }
+    return pale;
+})()"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Chromium]:
     with Chromium() as opened:
@@ -199,6 +222,7 @@ class TestInChromium:
         colour = browser.evaluate("getComputedStyle(document.body).backgroundColor")
         shades = [int(each) for each in re.findall(r"\d+", colour)[:3]]
         assert all(each < 60 for each in shades) if dark else all(each > 200 for each in shades), colour
+        assert browser.evaluate(PALE) == []
 
     def test_the_search_finds_a_page_and_leads_to_it(
         self, browser: Chromium, site: Path, width: int, dark: bool
