@@ -65,7 +65,19 @@ def extension_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # What variables begin with that change a launch, or what the libraries of models and data do.
 CHANGING = (
-    *("TRAINKIT", "PET_", "ACCELERATE_", "XDG_", "CUDA_", "OMP_", "COV_", "NO_COLOR", "FORCE_COLOR", "COLUMNS"),
+    *(
+        "TRAINKIT",
+        "PET_",
+        "ACCELERATE_",
+        "XDG_",
+        "CUDA_",
+        "OMP_",
+        "COV_",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "COLUMNS",
+        "LINES",
+    ),
     *("HF_", "TRANSFORMERS_"),
 )
 

@@ -193,7 +193,7 @@ def test_a_terminal_shows_the_table_while_it_runs_within_its_width_and_once_in_t
 ) -> None:
     (own / "hold-4").touch()
     words = ["sweep", "own.yaml", "optimizer.lr=3,4", "optimizer.weight_decay=0.1,0.123456789", "train.seed=range(3)"]
-    environ = {**clean_environment, "TERM": "xterm", "NO_COLOR": "1"}
+    environ = {**clean_environment, "TERM": "xterm", "NO_COLOR": "1", "LINES": "40"}  # of another terminal
     argv = ["-P", "-m", "trainkit", *words, "--jobs", "4"]
     child = pexpect.spawn(
         sys.executable, argv, env=environ, cwd=str(own), dimensions=(12, 80), timeout=240, encoding="utf-8"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 import time
 from collections import deque
@@ -258,7 +257,7 @@ class Sweeping:
                 trials[place] = replace(trial, step=max(progress.step, trial.step or 0))
                 totals |= {trial.number: progress.total} if progress.total else {}
         lines = table(self.sweep.definition, trials, totals, width - 1).splitlines()
-        room = max(3, min(ROWS, shutil.get_terminal_size().lines - 3))
+        room = max(3, min(ROWS, self.console.height - 3))
         left = len(lines) - room
         more = [f"and {pluralize(left, 'trial')} more: trainkit sweep {self.sweep.folder} --show"] if left > 0 else []
         return "\n".join([*lines[:room], *(line[: width - 1] for line in more)]).replace("…", "~")

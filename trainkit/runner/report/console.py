@@ -71,12 +71,21 @@ class Terminal:
             self._drawn = text
         return True
 
+    @property
+    def height(self) -> int:
+        """Of the terminal, in rows."""
+        return self._size().lines or 24
+
     def _width(self) -> int:
         """Of the terminal, in columns."""
+        return self._size().columns or 80
+
+    def _size(self) -> os.terminal_size:
+        """Of the terminal itself: what the variables COLUMNS and LINES say may be of another."""
         try:
-            return os.get_terminal_size(self._fds["err"]).columns or 80
+            return os.get_terminal_size(self._fds["err"])
         except OSError:
-            return 80
+            return os.terminal_size((0, 0))
 
     def _erasing(self) -> bytes:
         """What erases the live line. A terminal that was made narrower meanwhile has broken its rows."""
