@@ -46,6 +46,8 @@ OWN: dict[str, str] = {
     "sgd": GLUE + "optimizer: {name: sgd, beta1: 0.8, args: {nesterov: true}}\n",
     "adagrad": GLUE + "optimizer: {name: adagrad, eps: 1.0e-6, args: {lr_decay: 0.5}}\n",
     "the best": GLUE + "eval: {every_steps: 5}\ncheckpoint: {keep_best: true, keep: 3}\n",
+    "the best by a metric": GLUE
+    + "eval: {every_steps: 5, best_metric: error_rate, greater_is_better: false}\ncheckpoint: {keep_best: true}\n",
     "from a folder": GLUE + "checkpoint: {every_steps: 7, resume: out/checkpoint-14}\n",
     "uploads": GLUE + "checkpoint: {push_to_hub: {repo: ada/glue, strategy: all, private: true}}\n",
     "chosen cards": GLUE + "devices: {select: [1, 0], order: fastest}\nstrategy: {kind: ddp, bucket_mb: 12.0}\n",
