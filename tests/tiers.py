@@ -33,8 +33,8 @@ import pytest
 from packaging.requirements import Requirement  # comes with pytest
 
 TIERS = ("unit", "cli", "torch", "cluster", "e2e", "campaign")
-# Each launcher trains, is killed and resumes; one run hangs, one is a job of a scheduler, one uploads; what a user does
-# first works. A node id stands here, or what a parametrised one begins with.
+# Each launcher trains and is killed; a run of one process, one of DeepSpeed and a job of a scheduler go on bit-equal; one
+# run hangs; what a user does first works. A node id stands here, or what a parametrised one begins with.
 SMOKE = (
     *(
         f"e2e/test_plan_is_run.py::test_the_processes_that_start_are_those_of_the_bound_plan[{case}]"
@@ -51,12 +51,12 @@ SMOKE = (
     ),
     *(
         f"e2e/test_train_through_launchers.py::test_an_interrupted_run_is_resumed_as_if_it_had_never_stopped[{case}]"
-        for case in ("single", "ddp", "zero2")
+        for case in ("single", "zero2")
     ),
     "e2e/test_same_losses.py::test_a_strategy_gives_the_losses_and_norms_of_a_single_process[fsdp]",
     "e2e/test_in_force.py::test_ranks_that_do_something_else_end_the_run[fsdp-ddp",
     "e2e/test_torch_scripts.py::test_a_program_starts_in_the_folder_that_the_line_goes_to[torchrun",
-    "e2e/test_hf_scripts.py::test_a_single_process_is_one_and_goes_on_from_what_an_earlier_run_left",
+    "e2e/test_hf_scripts.py::test_a_script_that_makes_its_arguments_itself_is_not_said_to_run_as_planned",
     "e2e/test_accelerate_scripts.py::test_one_process_computes_in_the_format_of_the_recipe[accelerate]",
     "trainer/test_packing.py::test_packed_texts_lose_the_same_on_any_number_of_ranks[ddp",
     "e2e/test_prepared_data.py::test_a_wrong_row_behind_those_of_the_plan_ends_a_run_before_its_ranks_start[a number]",
@@ -65,7 +65,6 @@ SMOKE = (
     "e2e/test_right_card.py::test_each_rank_has_the_chosen_card[torchrun select: [2, 0]]",
     "e2e/test_bad_input.py::test_a_loss_that_is_no_number_names_its_step_and_leaves_the_last_checkpoint",
     "e2e/test_export.py::test_exported_weights_have_the_evaluation_loss_of_the_run[fsdp]",
-    "e2e/test_push_to_hub.py::test_two_ranks_upload_each_save_with_a_checkpoint_to_resume_from",
     "e2e/test_documentation.py::test_every_command_runs_as_printed_and_in_this_order[README]",
     "e2e/test_wizard_in_a_terminal.py::test_reasons_the_way_back_refusals_and_leaving_without_loss",
     "launch_plan/test_shell_script.py::test_the_script_runs_the_plan[torchrun-2]",
