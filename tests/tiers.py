@@ -33,8 +33,8 @@ import pytest
 from packaging.requirements import Requirement  # comes with pytest
 
 TIERS = ("unit", "cli", "torch", "cluster", "e2e", "campaign")
-# Each launcher trains and is killed; a run of one process, one of DeepSpeed and a job of a scheduler go on bit-equal; one
-# run hangs; what a user does first works. A node id stands here, or what a parametrised one begins with.
+# Each launcher trains and is killed; a run of one process, one of DeepSpeed and a job of a scheduler go on bit-equal;
+# one run hangs; what a user does first works. A node id stands here, or what a parametrised one begins with.
 SMOKE = (
     *(
         f"e2e/test_plan_is_run.py::test_the_processes_that_start_are_those_of_the_bound_plan[{case}]"
