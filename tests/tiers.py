@@ -141,6 +141,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if not tiers & chosen(config) else None
 
 
+@cache
 def missing(tier: str) -> str:
     """The libraries that a tier is about and that are not installed, for people."""
     return ", ".join(name for name in LIBRARIES.get(tier, ()) if importlib.util.find_spec(name) is None)
