@@ -29,7 +29,7 @@ if [[ ${0##*/} == @(mkdir|touch) && " $*" != *@(..| /)* ]]; then "/bin/${0##*/}"
 { printf '%s\\0' @start "$PWD" "${0##*/}" "$@" @variables; /usr/bin/env -0; } >&"$lock"
 exit "${code-0}"
 """
-_OWN = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PATH", "JUDGE_RECORD", "JUDGE_CARDS", "LC_ALL"})
+_OWN = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PATH", "JUDGE_RECORD", "JUDGE_CARDS", "FUNCNEST", "LC_ALL"})
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def judged(words: Sequence[str], folder: Path, environ: Mapping[str, str] | None
     record.write_bytes(b"")
     own = {**(environ or {}), "PATH": f"{bin_}:/usr/bin:/bin", "JUDGE_RECORD": str(record), "LC_ALL": "C.UTF-8"}
     own["JUDGE_CARDS"] = str(cards)
+    own["FUNCNEST"] = "50"  # a function that calls itself in a subshell would fill the machine with processes
     # What runs in the background holds the pipe until it has ended.
     ends, held = os.pipe()
     with subprocess.Popen(

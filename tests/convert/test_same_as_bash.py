@@ -79,6 +79,12 @@ def test_an_idiom_starts_what_bash_starts(name: str, folder: Path) -> None:
         assert name not in REFUSED
 
 
+@pytest.mark.parametrize("body", ["f", "( f )", "A=$(f)", "f &"])
+def test_a_function_that_calls_itself_without_end_is_refused(body: str, folder: Path) -> None:
+    why = unlike(f"f() {{ {body}\n}}\nf\nwait\npython x.py", (), {"HOME": "/home/u"}, folder)
+    assert re.match("it calls itself|it does not end", why), why
+
+
 @pytest.mark.parametrize(
     "text",
     [
