@@ -79,6 +79,11 @@ def test_an_idiom_starts_what_bash_starts(name: str, folder: Path) -> None:
         assert name not in REFUSED
 
 
+def test_a_file_that_is_not_in_the_folder_that_the_script_has_gone_to_has_no_line(folder: Path) -> None:
+    text = "cd sub\nif grep -q h2 hosts; then python x.py there; fi\ngrep -q h2 ../hosts && python x.py above"
+    assert not unlike(text, (), {"HOME": "/home/u"}, folder)
+
+
 @pytest.mark.parametrize("body", ["f", "( f )", "A=$(f)", "f &"])
 def test_a_function_that_calls_itself_without_end_is_refused(body: str, folder: Path) -> None:
     why = unlike(f"f() {{ {body}\n}}\nf\nwait\npython x.py", (), {"HOME": "/home/u"}, folder)

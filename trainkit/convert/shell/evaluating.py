@@ -444,6 +444,12 @@ class _Bash:
         found = (start / folder / path).resolve()
         return found if found.is_file() and found.is_relative_to(start) and found.stat().st_size <= MOST_FILE else None
 
+    def is_absent(self, folder: str, path: str) -> bool:
+        """Whether a path below the folder in which the script is started has nothing, in a folder that is there."""
+        start = Path(self.script.here).resolve()
+        found = start / folder / path
+        return found.parent.resolve().is_relative_to(start) and found.parent.is_dir() and not os.path.lexists(found)
+
     # Commands
 
     def on_run(self, at: Site, folder: str, count: str, fronts: str, *rest: str) -> Answer:
@@ -515,7 +521,11 @@ class _Bash:
             else:
                 looks = words[1:] if words[0] in ("readlink", "realpath") else ()
                 is_certain = not any(self.changed(folder, each) for each in (*looks, *read))
-                is_certain = is_certain and all(self.inside(folder, each) for each in read)
+                # As for `[ -f FILE ]`, a file that is not here is none where only the exit code counts.
+                counts = bool(at.exit_code) and not at.within
+                is_certain = is_certain and all(
+                    self.inside(folder, each) or (counts and self.is_absent(folder, each)) for each in read
+                )
             if not is_certain:
                 return self.unknown(at)
             status, printed = output(words, text, folder if Path(folder).is_dir() else "/")
