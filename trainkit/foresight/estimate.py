@@ -18,14 +18,14 @@ from trainkit.foresight.calibration import Record, calibrated
 from trainkit.foresight.memory import STRATEGIES, simulate
 from trainkit.foresight.own import as_builtin
 from trainkit.foresight.speed import Pace, StepTime, step_time, work_of
-from trainkit.foresight.strategies import HOPPER, Run, Whole
+from trainkit.foresight.strategies import Run, Whole
 from trainkit.foresight.trace import PARAMETERS, PARTS, STATE, Trace, Wanted
 from trainkit.foresight.updates import Tensor, state
 from trainkit.launch_plan.context import Context
 from trainkit.launch_plan.model import Foresight
 from trainkit.lazy import call
 from trainkit.machine.accelerators import accelerator
-from trainkit.machine.capability import AMPERE
+from trainkit.machine.capability import AMPERE, HOPPER
 from trainkit.recipe.grid import HYBRID, grid_sizes
 from trainkit.recipe.schema import DatasetData, Recipe
 from trainkit.tasks import CAUSAL, task_of

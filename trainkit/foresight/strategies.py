@@ -24,12 +24,12 @@ from trainkit.foresight.trace import (
     pairs,
 )
 from trainkit.foresight.updates import Tensor, state, temporaries
+from trainkit.machine.capability import HOPPER
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 GATHER, REDUCE = 1, 2  # streams of FSDP's collectives: their memory is not the computation's to reuse
 # cuBLAS's own memory, one in each of the two threads that compute (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = {True: 32 * 2**20 + 1024, False: 4096 * 1024 * 2 + 16 * 8 * 1024}  # from Hopper on, and before
-HOPPER = (9, 0)
 
 # trainkit/trainer/perf/offloading.py: bytes from which a saved tensor is offloaded, and copies under way at a time.
 SMALLEST_OFFLOADED, OFFLOADS_UNDER_WAY = 2**20, 2

@@ -29,8 +29,7 @@ class Timeline:
 
     def take(self, name: Hashable, size: int, part: int, stream: int = 0, operator: str = "") -> None:
         """Take memory under a name; what has the name gives its own back before."""
-        if name in self._held:
-            self.drop(name)
+        self.drop(name)
         if size <= 0:
             return
         identity = len(self.sizes)

@@ -22,6 +22,7 @@ OLDEST: Mapping[int, Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 FIRST: Mapping[int, str] = {9: "11.8", 10: "12.8", 12: "12.8"}
 VOLTA = (7, 0)  # first compute capability with tensor cores, for fp16
 AMPERE = (8, 0)  # first compute capability with bf16 and tf32 units (CUDA C programming guide, arithmetic instructions)
+HOPPER = (9, 0)
 # GPUs of Turing's small chips, TU116 and TU117, which have 7.5 and no tensor cores (NVIDIA Turing GPU architecture).
 _SMALL_TURING = re.compile(r"GTX 16\d\d|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
 
